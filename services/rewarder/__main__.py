@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM. Return the exit code: 0 stopped on request, 1 crashed (restart it), 2 a setting is wrong."""
+    """Run the rewarder until SIGTERM.
+
+    Return the exit code: 0 stopped on request, 1 crashed (restart it), 2 a setting is wrong.
+    """
     argparse.ArgumentParser(
         prog="python -m services.rewarder",
         description="Scores completed groups with the reward functions of their run. Settings: HEADRACE_REDIS_URL, "

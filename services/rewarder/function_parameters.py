@@ -53,7 +53,7 @@ def takes_any(parameters: list[inspect.Parameter]) -> bool:
 
 
 def may_see(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether ``function`` may read the argument ``name``."""
+    """Return whether ``function`` may read the argument ``name``. If not, the argument need not be computed."""
     parameters = parameters_of(function)
     if parameters is None or any(parameter.name == name for parameter in parameters):
         return True
@@ -86,6 +86,6 @@ def _may_read_keywords(code: CodeType) -> bool:
 
 
 def _sees_all(code: CodeType) -> bool:
-    """Return whether the code, or a function or comprehension inside it, uses a name of ``_SEES_ALL``."""
+    """Return whether the code, or code inside it, uses a name such as ``locals`` that can read all local variables."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return not _SEES_ALL.isdisjoint(code.co_names) or any(map(_sees_all, inner))

@@ -1,4 +1,4 @@
-"""Turns a completed group into the call of its reward functions, and their outcomes into a scored group. Pure.
+"""Converts a completed prompt group into a reward call, and the outcomes of that call into a scored group. No I/O.
 
 CompletedGroup --call_for--> RewardCall --scoring.py--> outcomes --with_rewards--> ScoredGroup
 """
@@ -29,7 +29,10 @@ from shared.user_code.error_text import printable
 
 
 def call_without_rows(config: RunConfig) -> RewardCall:
-    """Return a call with only the parts from the run's configuration, to check them before the first group."""
+    """Return a reward call with the arguments from the run's configuration, but without prompts and completions.
+
+    It is used before the first group, to check that these arguments can be sent to workers.
+    """
     return RewardCall(
         [], [], {}, chat_template_kwargs=config.chat_template_kwargs or {}, reward_kwargs=config.reward_kwargs
     )
@@ -43,9 +46,10 @@ def call_for(
     chat_template_kwargs: dict[str, Any] | None = None,
     reward_kwargs: RewardKwargs | None = None,
 ) -> RewardCall:
-    """Return the call for all reward functions of the run with the rollouts that are not lost, in TRL's shape.
+    """Return the arguments of the run's reward functions for one prompt group, in TRL's shape.
 
-    It shares no mutable object with the group. The arguments from the configuration are not copied.
+    Lost rollouts, which were not played to their end, are left out. The result shares no mutable object with the group.
+    The arguments from the configuration are not copied.
     """
     prompt = group.prompt
     is_conversational = not isinstance(prompt.prompt, str)
@@ -86,13 +90,15 @@ def with_rewards(
     *,
     by: str,
 ) -> ScoredGroup:
-    """Return the group with one outcome per function on every rollout, and one of its environment if this has a reward.
+    """Return the scored group: each rollout has one outcome per reward function.
+
+    If a rollout's environment has a reward of its own, that is one more outcome.
 
     Args:
         group: The completed group.
         outcomes: The functions' outcomes of the rollouts that are not lost, in order.
         config: The run's settings.
-        by: This replica.
+        by: The name of this replica, for the time stamp of the scoring.
     """
     scored = iter(outcomes)
     rollouts = tuple(
@@ -106,7 +112,7 @@ def with_rewards(
 
 
 def _of_environment(rollout: Rollout) -> tuple[RewardOutcome, ...]:
-    """Return the reward of the rollout's environment, with weight 1, as in TRL: ``reward_weights`` has none for it."""
+    """Return the outcome of the environment's own reward, with weight 1 as in TRL; empty without such a reward."""
     environment = rollout.environment
     if environment is None or not environment.has_reward:
         return ()

@@ -1,10 +1,10 @@
-"""Collects what a reward function logs in one call, with TRL's ``log_metric`` and ``log_extra``.
+"""Collects the values that a reward function logs in one call, with TRL's ``log_metric`` and ``log_extra``.
 
     log_metric("accuracy", 0.5)            one number for the call; several of one name are averaged, as in TRL
     log_extra("parsed", ["5", None, ...])  one value per completion, for tables and the rollout log
 
 A mistake in logging does not make a reward fail: a value that cannot be kept is left out. Values of log_extra that are
-neither numbers nor None become text, which is cut off.
+neither numbers nor None become text of at most 500 characters.
 """
 
 import contextlib
@@ -17,31 +17,31 @@ _MAX_NAMES, _MAX_NAME, _MAX_TEXT = 32, 100, 500
 
 
 class LoggedValues:
-    """The values of one call."""
+    """The values that a reward function logged in one call."""
 
     def __init__(self) -> None:
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
         self._extra: defaultdict[str, list[str | float | None]] = defaultdict(list)
 
     def log_metric(self, name: str, value: object) -> None:
-        """Take a number for the whole call."""
+        """Keep a number for the whole call. A value that is not a finite number is ignored."""
         number = _number(value)
         if number is not None and _fits(name, self._metrics):
             self._metrics[name].append(number)
 
     def log_extra(self, column: str, values: object) -> None:
-        """Take one value per completion."""
+        """Keep one value per completion. None means no value for that completion."""
         if isinstance(values, Iterable) and _fits(column, self._extra):
             with contextlib.suppress(Exception):  # of the user's iterator
                 self._extra[column] += [*map(_value, cast("Iterable[object]", values))]
 
     def metrics(self) -> dict[str, float]:
-        """Return the mean of each metric."""
+        """Return the mean of the numbers that were logged under each name with ``log_metric``."""
         means = {name: sum(values) / len(values) for name, values in self._metrics.items()}
         return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
     def extra_of(self, number: int) -> dict[str, str | float]:
-        """Return the extra values of a completion."""
+        """Return the values logged with ``log_extra`` for the completion at index ``number``, by column."""
         own = {name: values[number] for name, values in self._extra.items() if number < len(values)}
         return {name: value for name, value in own.items() if value is not None}
 

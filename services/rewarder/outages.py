@@ -1,6 +1,6 @@
 """Logs when a reward function stops working and when it works again, but not each failure in between.
 
-    works --_CALLS failed in a row--> out of order --_CALLS worked in a row--> works
+    works --5 calls failed in a row--> out of order --5 calls worked in a row--> works
 
 Both directions need the same number of calls, so a function that fails or works only sometimes is logged once and not
 at every change. Endpoints have a breaker instead (endpoints/transport/breaker.py), which also stops the calls to them.
@@ -27,14 +27,17 @@ class _Standing:
 
 
 class Outages:
-    """The outages of Python functions, by name. ``clock`` is monotonic, in seconds."""
+    """Counts failed and successful calls of each Python reward function, and logs when an outage starts and ends.
+
+    ``clock`` returns monotonic seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._standings: dict[str, _Standing] = {}
 
     def failed(self, name: str, why: str) -> None:
-        """Count a call that failed for every completion."""
+        """Count a call that failed for every completion. The fifth in a row is logged as the start of an outage."""
         standing = self._standings.setdefault(name, _Standing())
         if not standing.num_failed:
             standing.failed_since_s = self._clock()
@@ -45,7 +48,10 @@ class Outages:
             log.warning("reward %s failed %d times in a row: %s", name, _CALLS, why)
 
     def worked(self, name: str) -> None:
-        """Count a call that did not fail for every completion."""
+        """Count a call that did not fail for every completion.
+
+        During an outage, the fifth such call in a row is logged as the end of the outage.
+        """
         standing = self._standings.get(name)
         if standing is None:
             return

@@ -1,4 +1,4 @@
-"""The answer of a reward function, and its description, as every kind of reward function gives them."""
+"""The answer to a call of a reward function, and the description of a function, for every kind of reward function."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 
 
 class Answer(TaskAnswer, frozen=True, tag=True):
-    """One verdict per completion.
+    """The answer to one call: one verdict (an outcome, and a value if scored) per completion.
 
     ``trace`` is the stack trace for the log if the function raised, and ``origin`` the type and place of the exception.
     ``version`` is the version of the function, endpoint or model.
@@ -25,9 +25,9 @@ class Answer(TaskAnswer, frozen=True, tag=True):
 
 
 class Inspected(msgspec.Struct, frozen=True, tag=True):
-    """The description of a function. The dataset needs one column from each inner list of ``required_columns``.
+    """The description of a reward function. The dataset needs one column from each inner list of ``required_columns``.
 
-    ``sources`` is the version of a Python function's module.
+    ``sources`` is the version of a Python function's module, with the content of its files.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""The arguments of a reward function, and the meaning of its answer.
+"""The arguments that a reward function is called with, and the conversion of its return value into verdicts.
 
     RewardCall --arguments_for--> f(prompts=, completions=, ...) --judge--> one Verdict per completion
 
@@ -6,7 +6,7 @@ The signature is TRL's. Every dataset column is a list with one entry per comple
 progress, ``environments`` are stand-ins for the rollouts' environments (ended_environment.py), and
 ``log_extra`` and ``log_metric`` keep values (logged_values.py). A function without ``**kwargs`` gets only the arguments
 that it names.
-An answer that is not a finite number becomes an outcome that says what was wrong, never a number.
+A return value that is not a finite number becomes an outcome with the reason, never a number.
 """
 
 import copy
@@ -44,7 +44,7 @@ _GIVEN = frozenset(
 
 
 def text_of(completion: Completion) -> str:
-    """Return the text of a completion in either of TRL's formats. Of several messages, the assistant's last counts."""
+    """Return the text of a completion in either of TRL's formats; for a conversation, the last assistant message."""
     if isinstance(completion, str):
         return completion
     said = [message for message in completion if message.get("role") == "assistant"] or completion
@@ -52,12 +52,13 @@ def text_of(completion: Completion) -> str:
 
 
 class RewardCall(msgspec.Struct, frozen=True):
-    """One call for all completions at once. Every list has one entry per completion.
+    """The data for one call of a reward function. Every list has one entry per completion.
 
-    The called function may change its prompts, completions and columns, so each gets a copy (``own_copy``), or in a
-    worker what was encoded for it.
+    A function may change its prompts, completions and columns, so each function gets its own copy: from
+    ``own_copy``, or decoded from msgpack in a worker.
 
-    ``completion_ids`` stay packed (arrays.py) until a function reads them: few functions do, and there can be 100,000.
+    ``completion_ids`` stay packed as int32 bytes until a function reads them: few functions do, and there can be
+    100,000 of them.
     ``policy_version`` is the version of the group's oldest token. It and ``group_id`` are None outside of runs.
     """
 
@@ -78,14 +79,14 @@ class RewardCall(msgspec.Struct, frozen=True):
     """Deadline of a function that is called in a worker, in seconds."""
 
     def completion_id_lists(self) -> list[list[int]] | None:
-        """Return the token ids of each completion, in new lists."""
+        """Return the token ids of each completion as new lists, or None if the call has no token ids."""
         return None if self.completion_ids is None else [unpack_ids(ids).tolist() for ids in self.completion_ids]
 
 
 def with_objects(completion: Completion) -> Completion:
-    """Return a completion as TRL has it: the arguments of tool calls are objects, and lists of tools are lists.
+    """Return a completion in TRL's form: arguments of tool calls are objects, and lists returned by tools are lists.
 
-    Text that is not a JSON object, or has half a surrogate pair, which cannot be sent on, stays text.
+    Arguments stay text if they are not a JSON object, or contain half a surrogate pair, which cannot be sent on.
     """
     return completion if isinstance(completion, str) else [_message_with_objects(message) for message in completion]
 
@@ -108,7 +109,7 @@ def _with_object(call: Any) -> Any:
 
 
 def require_sendable(call: RewardCall) -> None:
-    """Raise UserError if a call cannot be encoded as msgpack, which workers receive it in."""
+    """Raise UserError if a call cannot be encoded as msgpack, the format in which it is sent to workers."""
     try:
         msgspec.msgpack.encode(call)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -116,7 +117,7 @@ def require_sendable(call: RewardCall) -> None:
 
 
 def own_copy(call: RewardCall) -> RewardCall:
-    """Return a copy of a call, for one more function."""
+    """Return a copy of a call that one reward function may change without affecting other functions."""
     columns: dict[str, list[Any]] = msgspec.msgpack.decode(msgspec.msgpack.encode(call.columns))
     return msgspec.structs.replace(
         call,
@@ -128,7 +129,7 @@ def own_copy(call: RewardCall) -> RewardCall:
 
 
 def own_text(text: Completion) -> Completion:
-    """Return a copy of a prompt or completion."""
+    """Return a copy of a prompt or completion that shares no mutable object with it."""
     return text if isinstance(text, str) else [_own_message(message) for message in text]
 
 
@@ -150,7 +151,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 
 def answers_all(verdicts: Sequence[Verdict], num_completions: int) -> bool:
-    """Return whether there is one verdict per completion, with a value if and only if it is ``scored``."""
+    """Return whether there is one verdict per completion, and exactly the ``scored`` verdicts have a value."""
     return len(verdicts) == num_completions and all(
         (verdict.outcome == "scored") == (verdict.value is not None) for verdict in verdicts
     )
@@ -170,7 +171,7 @@ def arguments_for(
     may_be_given: Collection[str] | None = None,
     logged: LoggedValues | None = None,
 ) -> dict[str, Any]:
-    """Return the keyword arguments for ``function``.
+    """Return the keyword arguments to call a reward function with.
 
     Args:
         function: The function to call.
@@ -179,7 +180,7 @@ def arguments_for(
         is_built_in: Whether the function is a built-in, which gets more arguments than TRL passes.
         options: Arguments that are never taken from a column.
         may_be_given: Arguments that ``reward_kwargs`` may have; all arguments if None.
-        logged: Takes the values that the function logs.
+        logged: Collects the values that the function logs.
 
     Raises:
         CallError: A required argument is missing, or ``reward_kwargs`` has an argument that the function does not take.
@@ -252,7 +253,7 @@ def required_columns(function: RewardFunction) -> list[str]:
 
 
 def with_logged(verdicts: list[Verdict], logged: LoggedValues) -> list[Verdict]:
-    """Return the verdicts with the values that the call has logged."""
+    """Return the verdicts with the values that the function logged with ``log_metric`` and ``log_extra``."""
     metrics = logged.metrics()
     return [
         msgspec.structs.replace(verdict, metrics=metrics, extra=extra) if metrics or extra else verdict
@@ -261,9 +262,9 @@ def with_logged(verdicts: list[Verdict], logged: LoggedValues) -> list[Verdict]:
 
 
 def judge(returned: object, num_completions: int, *, is_built_in: bool = False) -> list[Verdict]:
-    """Return one verdict per completion for any value that a function returned.
+    """Convert the value that a reward function returned, which may be any object, into one verdict per completion.
 
-    A built-in may return verdicts itself.
+    With ``is_built_in``, the entries of the returned list may be verdicts already.
     """
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
@@ -281,7 +282,7 @@ def judge(returned: object, num_completions: int, *, is_built_in: bool = False) 
 
 
 def everyone(num_completions: int, outcome: CallOutcome, detail: str) -> list[Verdict]:
-    """Return the same verdict for every completion."""
+    """Return ``num_completions`` equal verdicts without a value, for example after a failed call."""
     return [Verdict(outcome, None, printable(detail))] * num_completions
 
 

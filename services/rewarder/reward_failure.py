@@ -1,15 +1,15 @@
-"""The failure of a call of a reward function, as every kind of reward function raises it."""
+"""The exception for a failed call of a reward function, raised by Python functions, endpoints and reward models."""
 
 from shared.messages import CallOutcome
 
 
 class RewardFailure(Exception):  # noqa: N818  becomes the function's outcome, not an error of the service
-    """The call gave no answer.
+    """A call of a reward function that gave no answer.
 
     Args:
         outcome: Any outcome except ``scored``.
         detail: The reason, in one sentence.
-        seconds: Time spent on the call, without waiting for a turn.
+        seconds: Time spent on the call, without the wait for its turn.
     """
 
     def __init__(self, outcome: CallOutcome, detail: str, *, seconds: float = 0.0) -> None:

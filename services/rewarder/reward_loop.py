@@ -1,4 +1,4 @@
-"""Reads the completed groups of one run, scores them, and publishes them.
+"""Reads the completed prompt groups of one run, scores them, and publishes them.
 
     completions --> [in flight: <= max_inflight_groups] --> scored
                       every function of the run at once, each under reward_timeout_s
@@ -30,7 +30,7 @@ _MAX_READ = 32
 
 
 class _Slots:
-    """Limits the groups in flight. Only one task may read."""
+    """Limits the number of prompt groups in flight. Only one task may call ``some``."""
 
     def __init__(self, count: int) -> None:
         self._num_free = count
@@ -54,7 +54,7 @@ class _Slots:
 
 
 class RewardLoop:
-    """Scores the groups of one run.
+    """Reads, scores and publishes the prompt groups of one run.
 
     Args:
         redis: A Redis connection that is ready, with headrace's functions loaded.

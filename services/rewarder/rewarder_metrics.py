@@ -1,4 +1,4 @@
-"""Prometheus metrics of the rewarder. One process has one registry."""
+"""Prometheus metrics of the rewarder, and the running mean and deviation of each function's rewards."""
 
 import contextlib
 import math
@@ -18,7 +18,10 @@ RETRY_REASONS = ("connection", "429", "502", "503", "504")
 
 
 class RewarderMetrics:
-    """The metrics, made once per process. The label ``function`` has only names that exist, so it is bounded."""
+    """The rewarder's Prometheus metrics, in a registry of their own if none is given.
+
+    The label ``function`` is the name of an existing function or ``unknown``, so its number of values is bounded.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
@@ -95,15 +98,15 @@ class RewarderMetrics:
         )
 
     def worker_replaced(self, reason: str) -> None:
-        """See PoolMetrics."""
+        """Count a worker that is replaced: it died, was renewed or cancelled, or its call had this outcome."""
         self.worker_kills.labels(reason).inc()
 
     def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
-        """See PoolMetrics."""
+        """Count a call as waiting for a reward worker while the ``with`` block runs."""
         return self.queued.labels("workers", lane_kind(lane)).track_inprogress()
 
     def observe_values(self, function: str, values: Iterable[float]) -> None:
-        """Add values that a function scored to its mean and standard deviation."""
+        """Add new rewards of a function to the running mean and standard deviation of its values."""
         drift = self._drifts.setdefault(function, ValueDrift())
         for value in values:
             drift.add(value)
@@ -111,11 +114,11 @@ class RewarderMetrics:
         self.value_std.labels(function).set(drift.std)
 
     def name_replica(self, replica_id: str) -> None:
-        """Publish the replica's name, which people recognise better than an address."""
+        """Publish the replica's name as a metric, because people recognise a name better than an address."""
         self._replica.labels(replica_id).set(1)
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Publish at each scrape whether the keys file is broken."""
+        """Publish at each scrape whether the file with the API keys cannot be read."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def forget_endpoint(self, name: str) -> None:
@@ -142,15 +145,19 @@ def _remove(metric: Counter | Gauge | Histogram, *labels: str) -> None:
 
 
 def lane_kind(lane: str) -> str:
-    """Return the kind of a lane: ``run``, ``http`` or ``self-test``. Run ids as labels would not be bounded."""
+    """Return the metrics label of a lane: ``run``, ``http`` or ``self-test``.
+
+    A lane is the queue of one run, named by the run's id, or the queue of HTTP requests. Run ids as labels would not be
+    bounded.
+    """
     return lane if lane in (HTTP_LANE, SELF_TEST_LANE) else "run"
 
 
 class ValueDrift:
     """Running mean and standard deviation of one function's values, to make a drifting reward visible.
 
-    They are exact over the first ``WINDOW`` values. After that, each new value has a weight of ``1 / WINDOW``, and
-    older values fade away (D. H. D. West, 1979, with the weights of an exponential window).
+    They are exact over the first 1,000 values (``WINDOW``). After that, each new value has a weight of ``1 / WINDOW``,
+    and older values fade away (D. H. D. West, 1979, with the weights of an exponential window).
     """
 
     def __init__(self) -> None:
@@ -159,7 +166,7 @@ class ValueDrift:
         self._variance = 0.0
 
     def add(self, value: float) -> None:
-        """Add a finite value."""
+        """Add one finite value to the mean and the standard deviation."""
         self._count = min(WINDOW, self._count + 1)
         distance = value - self.mean
         step = distance / self._count
@@ -170,5 +177,5 @@ class ValueDrift:
 
     @property
     def std(self) -> float:
-        """The standard deviation."""
+        """The population standard deviation, with the same weights as the mean."""
         return math.sqrt(self._variance)

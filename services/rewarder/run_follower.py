@@ -1,9 +1,9 @@
-"""Follows the runs of the service: one reward loop for each run that is served, as long as it is served.
+"""Runs one reward loop for each running or paused run, and ends it when the run is over.
 
     served runs --look, every poll_every_s--> begin or cancel a reward loop (reward_loop.py)
                                          --> the run's progress, which reward functions may read
 
-A run whose rewards cannot be called is refused, with the reason in Redis. A run that waits for its turn has no groups
+A run whose rewards cannot be called is refused, with the reason in Redis. A run that waits in the queue has no groups
 and costs nothing.
 """
 
@@ -68,7 +68,7 @@ class RunFollower:
         self._configs: dict[str, RunConfig] = {}
 
     def names_in_use(self) -> set[str]:
-        """Return the reward names of the runs that are served now."""
+        """Return the names of all reward functions that the running and paused runs use."""
         return {name for config in self._configs.values() for name in config.reward_funcs}
 
     def stop(self) -> None:
@@ -76,7 +76,7 @@ class RunFollower:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve all runs until ``stop`` is called.
+        """Score all running and paused runs until ``stop`` is called.
 
         Raises:
             UnavailableError: Redis did not come back in time.

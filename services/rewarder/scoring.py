@@ -3,8 +3,8 @@
     gather( Python function -> python_functions.py
             another source  -> RewardSource        )   -> for each completion one outcome per function
 
-Each function is one awaitable, and none of them raises. A function that fails, hangs or returns an invalid value
-affects only its own outcomes, and a failure never becomes a zero.
+A function that fails, hangs or returns an invalid value affects only its own outcomes: its failure is not raised here.
+A failure never becomes a zero.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _SELF_TEST_TIMEOUT_S = 60.0
 
 
 class RewardSource(Protocol):
-    """The reward functions of one kind: Python functions, endpoints or reward models."""
+    """The reward functions of one kind: Python functions, reward endpoints or reward models."""
 
     async def knows(self, name: str) -> bool:
         """Return whether this source handles ``name``. It must be quick, because it is called for every score."""
@@ -48,7 +48,7 @@ class RewardSource(Protocol):
         ...
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """Return one verdict per completion, and the seconds that it took.
+        """Return the answer, with one verdict per completion, and the seconds that it took.
 
         Args:
             name: A name that this source knows.
@@ -64,19 +64,19 @@ class RewardSource(Protocol):
 
 @dataclass(frozen=True)
 class WeightedFunction:
-    """A reward function by name, and the weight of its reward in the trainer's sum."""
+    """The name of a reward function, and the weight of its values in the weighted sum of all functions."""
 
     name: str
     weight: float = 1.0
 
 
 class Scorer:
-    """Finds the source of each reward function, and calls it.
+    """Calls reward functions by name, whether they are Python functions, endpoints or reward models.
 
     Args:
-        functions: The source of every name that ``sources`` do not know.
+        functions: Handles every name that ``sources`` do not know.
         metrics: Receives the counts.
-        sources: Further sources, asked in this order.
+        sources: Sources of other functions, such as endpoints, asked in this order.
     """
 
     def __init__(
@@ -121,7 +121,10 @@ class Scorer:
     async def check(
         self, names: Sequence[str], reward_kwargs: Mapping[str, Mapping[str, Any]] | None = None
     ) -> dict[str, Inspected | Refused]:
-        """Return a description of each name, or the reason why it cannot be used. Reads the current Python files."""
+        """Return a description of each reward function, or the reason why it cannot be used.
+
+        Python functions are imported from their current files, and checked against their entry in ``reward_kwargs``.
+        """
 
         async def inspect(name: str) -> Inspected | Refused:
             source = await self._source_of(name)
@@ -184,11 +187,11 @@ class Scorer:
         return answer, seconds
 
     def _label(self, source: RewardSource, name: str) -> str:
-        """Return the name if it exists, else ``unknown``, so that the number of labels is bounded."""
+        """Return the function's label in metrics: its name if it exists, else ``unknown``. This bounds their number."""
         return name if source.exists(name) else "unknown"
 
     def _notice(self, name: str, verdicts: Sequence[Verdict]) -> None:
-        """Record whether a call of a Python function worked. An overload says nothing about the function."""
+        """Count a call of a Python function for the log of outages. An overload says nothing about the function."""
         if not all(is_failure(verdict.outcome) for verdict in verdicts):
             self._outages.worked(name)
         elif verdicts and verdicts[0].outcome != "overload":
@@ -216,7 +219,10 @@ class Scorer:
 
 
 def weighted_sum(outcomes: Sequence[RewardOutcome]) -> float | None:
-    """Return the weighted sum of the scored values; None if a function failed, none applies, or the sum overflows."""
+    """Return the weighted sum of one completion's values.
+
+    It is None if a function failed, if no function has a value, or if the sum overflows.
+    """
     if any(is_failure(outcome.outcome) for outcome in outcomes):
         return None
     values = [outcome.weight * outcome.value for outcome in outcomes if outcome.value is not None]
@@ -228,7 +234,7 @@ async def self_test(scorer: Scorer) -> None:
     """Score one right and one wrong answer with ``accuracy_reward``, before any run is scored.
 
     Raises:
-        UserError: The rewards are wrong.
+        UserError: The rewards are wrong. The message says to install the pinned math-verify.
         UnavailableError: The answers were not scored.
     """
     call = RewardCall(

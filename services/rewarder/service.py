@@ -44,7 +44,7 @@ _GC_EVERY_ALLOCATIONS = 200_000
 
 
 class RewarderService:
-    """One rewarder process with all its parts."""
+    """One rewarder process: its HTTP server, its workers, and the loops that score runs."""
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._settings = settings
@@ -111,7 +111,7 @@ class RewarderService:
         self._starting: str | None = "starting: waiting for Redis"
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT.
+        """Run the rewarder until SIGTERM or SIGINT.
 
         Raises:
             UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
@@ -130,7 +130,7 @@ class RewarderService:
         )
 
     def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
-        """Return the application behind the request queue, access control and HTTP limits."""
+        """Return the ASGI application with the request queue, access control and HTTP limits in front of it."""
         app = build_app(
             self._scorer,
             endpoints=self._endpoints,
@@ -148,7 +148,7 @@ class RewarderService:
         return entrance.guarded(queue, routes=REWARDER, keyring=keyring, limits=limits)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to Redis and to all reward endpoints."""
         await self._endpoints.aclose()
         await self._redis.aclose()
 

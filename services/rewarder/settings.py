@@ -18,7 +18,7 @@ MIB = 1024 * 1024
 
 
 class SandboxSettings(BaseSettings):
-    """The sandbox for generated code."""
+    """Settings of the sandbox in which generated code runs."""
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="forbid", frozen=True)
 
@@ -30,7 +30,7 @@ class SandboxSettings(BaseSettings):
     sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
 
     def choice_for(self, num_workers: int) -> SandboxChoice:
-        """Return the sandbox of each worker when there are ``num_workers``."""
+        """Return the sandbox choice for each of ``num_workers`` worker processes, which share the processors."""
         return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image, num_workers)
 
 
@@ -104,7 +104,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     )
 
     def outbound_rules(self) -> OutboundRules:
-        """Return the rules for URLs of reward endpoints; raises ValueError."""
+        """Return the rules for the URLs of reward endpoints; raises ValueError if a setting cannot be parsed."""
         return OutboundRules(
             hosts=parse_hosts(self.reward_allowed_hosts),
             networks=parse_networks(self.reward_allowed_networks),
@@ -131,11 +131,11 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         return limits
 
     def reward_places(self) -> Places:
-        """Return the places that reward functions may come from."""
+        """Return the directories and installed modules that reward functions may be imported from."""
         return Places(tuple(map(str, self.reward_path)), parse_modules(self.reward_modules))
 
     def sandbox_choice(self) -> SandboxChoice:
-        """Return the sandbox of each worker."""
+        """Return the sandbox choice for each of this rewarder's worker processes."""
         return self.choice_for(self.num_reward_workers)
 
     @field_validator("reward_path", mode="before")

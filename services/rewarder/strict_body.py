@@ -1,4 +1,4 @@
-"""The base of the rewarder's JSON bodies: strict types, no unknown keys, and a check for deep nesting."""
+"""The base class of the rewarder's JSON bodies: strict types, no unknown keys, and a check for deep nesting."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -9,7 +9,7 @@ MAX_DEPTH = 32
 
 
 class Body(BaseModel):
-    """The base class of all bodies."""
+    """The base class of all JSON bodies of the rewarder: strict types, no unknown keys, no NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Estimates the tokens of a call for limits per minute, because the rewarder does not have a tokenizer."""
+"""Estimates the tokens of a reward call for limits per minute, because the rewarder does not have a tokenizer."""
 
 from services.rewarder.reward_call import RewardCall
 from shared.arrays import ID_DTYPE

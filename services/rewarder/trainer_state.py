@@ -1,4 +1,4 @@
-"""``trainer_state`` of reward functions: the progress of training, under the names of transformers' TrainerState.
+"""The ``trainer_state`` argument of reward functions: the progress of training, with transformers' field names.
 
 the run's settings, its progress in Redis --of--> TrainerState, about a second old
 """
@@ -12,7 +12,7 @@ from shared.run_options.run_config import RunConfig
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """All fields of transformers' TrainerState. One without a meaning here keeps its default."""
+    """All fields of transformers' TrainerState. A field without a meaning here keeps its default."""
 
     global_step: int = 0
     max_steps: int = 0
@@ -40,7 +40,10 @@ class TrainerState(msgspec.Struct, frozen=True):
     stateful_callbacks: dict[str, Any] | None = None
 
     def known(self) -> dict[str, Any]:
-        """Return the steps, and what else a run knows, for an endpoint."""
+        """Return the fields that are sent to a reward endpoint.
+
+        These are ``global_step``, ``max_steps``, and all fields that differ from their default.
+        """
         unknown = TrainerState()
         return {
             name: value
@@ -50,7 +53,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, config: RunConfig, progress: Progress, *, run_dir: str) -> Self:
-        """Return the state of a run."""
+        """Return the state for a run's settings and its progress."""
         steps, best = progress.max_steps, progress.best
         in_steps = config.in_steps(steps)
         epochs = progress.epoch * steps / progress.step if progress.step else 0.0

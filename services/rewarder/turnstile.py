@@ -32,7 +32,7 @@ class _Waiter:
 
 
 class Turnstile:
-    """The limits of one function or endpoint, or of all requests over HTTP. None is no limit.
+    """Limits the calls of one function, the requests to one endpoint, or all requests over HTTP. None means no limit.
 
     Args:
         max_concurrency: Most requests at a time.
@@ -67,7 +67,9 @@ class Turnstile:
         self.num_queued = 0
 
     async def enter(self, *, lane: str, tokens: int) -> None:
-        """Wait for the turn of a request. The caller must call ``leave`` afterwards.
+        """Wait until a request may start. The caller must call ``leave`` when the request has ended.
+
+        Requests of different lanes (one per run, and one for HTTP) take turns.
 
         Raises:
             WaitedTooLongError: The request has waited too long.
@@ -94,12 +96,12 @@ class Turnstile:
             raise
 
     def leave(self) -> None:
-        """Free the slot of a request."""
+        """Free the slot of a request that has ended, and let the next waiting request start."""
         self.num_in_flight -= 1
         self._let_through()
 
     async def retry(self, tokens: int, *, within_s: float) -> None:
-        """Wait until one more request of a caller that has a slot fits into the minute. Other callers then wait longer.
+        """Wait until a retry fits into the limits per minute, and count it. The caller keeps its slot meanwhile.
 
         Raises:
             WaitedTooLongError: The wait would be longer than ``within_s`` seconds.
@@ -143,7 +145,7 @@ class Turnstile:
         return has_place and self._wait_s(tokens) <= 0
 
     def _wait_s(self, tokens: int) -> float:
-        """Return the seconds until the last minute has room for one more request of ``tokens``."""
+        """Return the seconds until a request of ``tokens`` tokens fits into the limits per minute; 0 if it fits now."""
         now = self._now()
         while self._sent and self._sent[0][0] <= now - WINDOW_S:
             self._tokens_sent -= self._sent.popleft()[1]

@@ -45,7 +45,7 @@ def accuracy_reward(
     answer: list[object] | None = None,
     **_columns: object,
 ) -> list[Verdict]:
-    """1.0 if the completion's LaTeX answer equals the gold answer, 0.0 if not (math-verify)."""
+    """Score each completion: 1.0 if its LaTeX answer equals the gold answer, 0.0 if not (math-verify)."""
     golds = gold_answers(solution, answer)
     judged: dict[tuple[str, str], Verdict] = {}
     num_timeouts = 0
@@ -62,7 +62,7 @@ def accuracy_reward(
 
 
 def without_answer(gold: object, detail: str) -> Verdict:
-    """Return the verdict on a completion without an answer: 0.0, or not applicable without a readable gold answer."""
+    """Score a completion without an answer: 0.0, or not applicable if the gold answer is missing or unreadable."""
     try:
         golds = _parse(_after_mark(_as_text(gold)), timeout_s=STEP_TIMEOUT_S)
     except TimeIsUpError:
@@ -110,7 +110,7 @@ def _parse_latex(text: str, *, timeout_s: float) -> list[Any]:
 
 
 def _parse(text: str, *, timeout_s: float, **options: Any) -> list[Any]:
-    """Return the parsed expressions, or an empty list if the text does not parse.
+    """Return the mathematical expressions in a text, or an empty list if it does not parse.
 
     Raises:
         TimeIsUpError: Parsing took too long.

@@ -60,7 +60,7 @@ class Option:
 
 
 def why_not_options(options: Mapping[str, Option], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the problem with these arguments as a sentence that begins with a verb, or None."""
+    """Return the problem with these options, as text that begins with a verb, or None if they are valid."""
     for name, value in kwargs.items():
         option = options.get(name)
         if option is None:

@@ -37,7 +37,7 @@ class BuiltIn:
     check: str | None = None
 
     def load(self) -> RewardFunction:
-        """Import and return the function."""
+        """Import the built-in's module, and return the function."""
         return _imported(self.place)
 
     def not_from_columns(self) -> frozenset[str]:
@@ -49,7 +49,10 @@ class BuiltIn:
         return why_not_options(self.options, kwargs)
 
     def why_not_usable(self, kwargs: Mapping[str, Any]) -> str | None:
-        """Return the reason why it cannot be used with these options, or None. Imports modules: may take a second."""
+        """Return the reason why the function cannot be used with these options, or None.
+
+        Unlike ``why_not``, it imports the modules that the function needs, which may take a second.
+        """
         why_not = self.why_not(kwargs)
         if why_not is None and self.check is not None:
             check: Callable[[Mapping[str, Any]], str | None] = _imported(self.check)
@@ -144,7 +147,7 @@ def _imported(place: str) -> Callable[..., Any]:
 
 
 def built_in(name: str) -> BuiltIn | None:
-    """Return the built-in of this name or alias, or None."""
+    """Return the built-in reward function of this name or alias, or None."""
     return BUILT_INS.get(ALIASES.get(name, name))
 
 

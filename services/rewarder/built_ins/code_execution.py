@@ -36,7 +36,7 @@ _OUR_IMPORTS = re.compile(r"^from services\.rewarder\.sandbox\.inside\.\w+ impor
 
 @dataclass(frozen=True)
 class RowTests:
-    """The tests of one row; ``kind`` is "asserts" or "cases"."""
+    """The tests of one dataset row. ``kind`` is "asserts" for Python statements, or "cases" for inputs with outputs."""
 
     kind: str
     tests: list[Any]
@@ -51,7 +51,7 @@ def code_execution_reward(
     memory_mib: int = MEMORY_MIB,
     **_columns: object,
 ) -> list[Verdict]:
-    """Share of the row's tests that the completion's code passes in a sandbox; all or nothing without partial_credit.
+    """Score each completion: the share of its row's tests that its code passes in a sandbox.
 
     Args:
         completions: Completions with code in a fenced block.
@@ -94,7 +94,7 @@ def code_execution_reward(
 
 
 def _limits(timeout_s: float, cpu_s: int, memory_mib: int) -> Limits:
-    """Return limits for the sandbox. They also fit the judge, which runs as long as all tests of the code."""
+    """Return limits for the sandbox, with room for the judge: the process that runs all tests of the code there."""
     return Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s + 1, memory_bytes=memory_mib << 20)
 
 
@@ -201,7 +201,10 @@ def _components(num_passed: int, num_tests: int) -> dict[str, float]:
 
 
 def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
-    """Return the last line with the nonce, which only the judge knows: the verdict, or that the code has started."""
+    """Return the judge's last message from the sandbox: the verdict, or that the code has started; None without one.
+
+    A message is a line of JSON with the nonce, which only the judge knows, so the tested code cannot forge it.
+    """
     last: dict[str, Any] | None = None
     for line in stdout.splitlines():
         try:
@@ -214,7 +217,7 @@ def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
 
 
 def _program(*names: str) -> str:
-    """Return a program for the sandbox as one text, because it cannot import our modules there."""
+    """Join modules into one program text for the sandbox, where our modules cannot be imported."""
     return "\n".join(_OUR_IMPORTS.sub("", (_INSIDE / name).read_text(encoding="utf-8")) for name in names)
 
 

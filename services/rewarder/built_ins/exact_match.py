@@ -13,7 +13,7 @@ def exact_match_reward(
     ignore_case: bool = False,
     **_columns: object,
 ) -> list[Verdict]:
-    """1.0 if the completion is the gold answer but for surrounding white space, 0.0 if not.
+    """Score each completion: 1.0 if it equals the gold answer, apart from surrounding white space, 0.0 if not.
 
     With ``after``, only the text after its last occurrence is compared, in the completion and, if it occurs there, in
     the gold answer. If the gold answer is a list, a match with any element counts.

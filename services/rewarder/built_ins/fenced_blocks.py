@@ -1,4 +1,4 @@
-"""Finds the fenced blocks of a completion in one pass over its lines, so the time is linear for every text."""
+"""Finds the fenced code blocks of a completion in one pass over its lines, so the time is linear for every text."""
 
 import re
 from dataclasses import dataclass
@@ -9,14 +9,17 @@ _CLOSING = re.compile(r"[ \t]*```[ \t]*")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``language`` is the first word after the opening fence, in lower case, or empty."""
+    """A code block between two lines of three backticks.
+
+    ``language`` is the first word after the opening backticks, in lower case, or empty.
+    """
 
     language: str
     content: str
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Return the closed blocks, in order. Their lines end with a newline only, also where the text has CRLF."""
+    """Return the closed code blocks, in order. Their lines end with LF, even if the text has CRLF."""
     blocks: list[Block] = []
     language: str | None = None
     lines: list[str] = []

@@ -28,7 +28,7 @@ VALIDATION_TIMEOUT_S = 1.0
 def json_schema_reward(
     completions: list[Completion], json_schema: dict[str, Any] | list[object], **_columns: object
 ) -> list[Verdict]:
-    """1.0 if the completion, or its last fenced block, is JSON that meets ``json_schema``, 0.0 if not."""
+    """Score each completion: 1.0 if it, or its last fenced block, is JSON that meets ``json_schema``, 0.0 if not."""
     is_of_run = isinstance(json_schema, dict)
     schemas = [json_schema] * len(completions) if isinstance(json_schema, dict) else json_schema
     patience = Patience()
@@ -39,7 +39,7 @@ def json_schema_reward(
 
 
 def check_schema(kwargs: Mapping[str, Any]) -> str | None:
-    """Return the problem with the schema in ``reward_kwargs``, or None."""
+    """Return the problem with the schema in ``reward_kwargs``, or None if it can be used."""
     schema = kwargs.get("json_schema")
     try:
         with time_limit(VALIDATION_TIMEOUT_S):
@@ -92,7 +92,7 @@ def _json_of(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _why_no_schema(written: str) -> str | None:
-    """Return the problem with a schema, or None; raises TimeIsUpError, which the cache does not keep."""
+    """Return the problem with a JSON schema, or None if it is valid. Results are cached, but not a TimeIsUpError."""
     try:
         schema: Any = json.loads(written)
         if not isinstance(schema, dict):

@@ -50,7 +50,7 @@ _MAX_CHARACTERS = 400
 
 
 class _FormulaError(Exception):
-    """The answer is a formula."""
+    """The completion's answer is a formula, so none of its numbers counts."""
 
 
 def numeric_match_reward(
@@ -62,7 +62,7 @@ def numeric_match_reward(
     announced_only: bool = False,
     **_columns: object,
 ) -> list[Verdict]:
-    """1.0 if the completion's number is within the tolerance of the gold number, 0.0 if not."""
+    """Score each completion: 1.0 if its number is within the tolerance of the gold number, 0.0 if not."""
     golds = gold_answers(solution, answer)
     verdicts: list[Verdict] = []
     for completion, raw in zip(completions, golds, strict=True):
@@ -96,7 +96,10 @@ def gold_number(gold: object) -> Fraction | None:
 
 
 def completion_number(text: str, *, announced_only: bool = False) -> Fraction | None:
-    """Return the number that a completion gives as its answer, or None if it gives none, or a formula."""
+    """Return the number that a completion gives as its answer, or None if it gives a formula or no number.
+
+    With ``announced_only``, a number counts only after a mark such as ``####`` or "the answer is".
+    """
     text = _OF_A_UNIT.sub(rf"\1 {_REMOVED}", _plain(text))
     try:
         for found in reversed(list(_ANNOUNCED.finditer(text))):

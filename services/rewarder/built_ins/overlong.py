@@ -12,7 +12,10 @@ def soft_overlong_punishment_reward(
     soft_punish_cache: int | None = None,
     **_columns: object,
 ) -> list[float]:
-    """Falls from 0 to -1 over the last ``soft_punish_cache`` tokens of max_completion_length (default: one fifth)."""
+    """Score each completion: 0 for a short completion, falling to -1 at ``max_completion_length`` tokens.
+
+    The fall is linear over the last ``soft_punish_cache`` tokens, by default a fifth of ``max_completion_length``.
+    """
     if max_completion_length is None:
         raise CallError("needs 'max_completion_length', which only a run sets by itself: send it in the request")
     cache = max(1, max_completion_length // SOFT_PUNISH_SHARE) if soft_punish_cache is None else soft_punish_cache

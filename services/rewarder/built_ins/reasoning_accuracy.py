@@ -1,4 +1,4 @@
-"""accuracy_reward for models that reason first: only the text after the reasoning is compared.
+"""Compares the mathematical answer that follows a completion's reasoning with the gold answer.
 
 It follows TRL's ``reasoning_accuracy_reward``. The first listed delimiter that occurs in the completion is used, and
 the answer is the text after its last occurrence. A completion whose reasoning does not end gets 0.0. As in
@@ -20,7 +20,7 @@ def reasoning_accuracy_reward(
     reasoning_delimiters: list[str] | None = None,
     **_columns: object,
 ) -> list[Verdict]:
-    """1.0 if the LaTeX answer after the reasoning equals the gold answer, 0.0 if not (math-verify)."""
+    """Score each completion: 1.0 if its LaTeX answer after the reasoning equals the gold answer, 0.0 if not."""
     golds = gold_answers(solution, answer)
     answers = [_after_reasoning(text_of(completion), reasoning_delimiters or DELIMITERS) for completion in completions]
     finished = [index for index, text in enumerate(answers) if text is not None]

@@ -16,7 +16,10 @@ SEARCH_TIMEOUT_S = 1.0
 def regex_reward(
     completions: list[Completion], pattern: str | list[object], mode: str = "search", **_columns: object
 ) -> list[Verdict]:
-    """1.0 if the completion matches ``pattern``, 0.0 if not."""
+    """Score each completion: 1.0 if it matches ``pattern``, 0.0 if not.
+
+    ``mode`` is the function of Python's ``re`` that matches: ``search``, ``match`` or ``fullmatch``.
+    """
     patterns = [pattern] * len(completions) if isinstance(pattern, str) else pattern
     patience = Patience()
     return [
@@ -26,7 +29,7 @@ def regex_reward(
 
 
 def check_pattern(kwargs: Mapping[str, Any]) -> str | None:
-    """Return the problem with the pattern in ``reward_kwargs``, or None."""
+    """Return the problem with the regular expression in ``reward_kwargs``, or None if it can be used."""
     try:
         re.compile(kwargs.get("pattern", ""))
     except (re.error, RecursionError, OverflowError) as error:

@@ -19,7 +19,10 @@ def repetition_penalty_reward(
     unit: str = "tokens",
     **_columns: object,
 ) -> list[float]:
-    """From 0 for a completion without repetition down to ``max_penalty``; 0 if it is shorter than an n-gram."""
+    """Score each completion: 0 without repetition, down to ``max_penalty`` by its share of repeated n-grams.
+
+    A completion that is shorter than an n-gram gets 0.
+    """
     sequences: Sequence[Sequence[Hashable]]
     if unit == "words":
         sequences = [text_of(completion).lower().split() for completion in completions]

@@ -9,5 +9,5 @@ _THINK = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MUL
 
 
 def think_format_reward(completions: list[Completion], **_columns: object) -> list[float]:
-    """1.0 if the completion starts with its reasoning between one <think> and </think>, 0.0 if not."""
+    """Score each completion: 1.0 if it starts with its reasoning between one <think> and </think>, 0.0 if not."""
     return [1.0 if _THINK.match(text_of(completion)) else 0.0 for completion in completions]

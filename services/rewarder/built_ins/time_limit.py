@@ -1,13 +1,13 @@
 """Limits the processor time of a block, for calls without a limit of their own, such as a regex search.
 
-Processor time of the calling thread, not time on the clock: whether an answer is judged does not depend on how busy the
-machine is. The limit uses SIGPROF, which Python's regular expressions check for while they search. It works only in the
-main thread of a process, where a worker runs reward functions. If the signal has no effect, the worker's deadline still
-ends the call.
+The limit counts processor time of the calling thread and not time on the clock, so a busy machine does not change
+which answers are judged. It uses SIGPROF, which Python's regular expressions check for while they search. It works only
+in the main thread of a process, where a worker runs reward functions. If the signal has no effect, the worker's
+deadline still ends the call.
 
-That deadline is on the clock, and holds for a whole call: a call with many slow completions on a busy machine would
-lose the judgements of the others too. So a call's limits shrink once it has taken long on the clock (Patience), and
-nothing is tried any more shortly before its deadline.
+The worker's deadline counts time on the clock for a whole call. When it passes, the verdicts on all completions of the
+call are lost. To prevent this on a busy machine, the limits of later completions shrink once a call has taken long
+(``Patience``), and no completion is tried shortly before the deadline.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ _tries_until_s: ContextVar[float] = ContextVar("when the call of this function t
 
 @contextlib.contextmanager
 def call_deadline(seconds: float | None) -> Generator[None]:
-    """Make the steps in the block end in time for a call that is lost after this many seconds on the clock.
+    """Set the deadline of the reward call in the block, in seconds on the clock from now; None means no deadline.
 
-    A tenth of them is left for the answer. Without ``seconds`` there is no deadline.
+    ``Patience`` reads it, and leaves the last tenth of the time for the answer.
     """
     token = _tries_until_s.set(math.inf if seconds is None else time.monotonic() + _ALMOST * seconds)
     try:
@@ -49,7 +49,7 @@ def call_deadline(seconds: float | None) -> Generator[None]:
 
 
 class Patience:
-    """The limits of the steps of one call.
+    """Computes time limits for the steps of one reward call, such as one regex search per completion.
 
     Args:
         seconds: Time on the clock after which the steps of the call have to be quick. It is at most half of the time
@@ -62,9 +62,9 @@ class Patience:
         self._ends_at_s = now + min(seconds, (self._tries_until_s - now) / 2)
 
     def limit(self, seconds: float) -> float:
-        """Return the limit for a step that may normally take so many seconds of processor time.
+        """Return the next step's limit in seconds of processor time: ``seconds``, or less if the call is late.
 
-        It is at most half of the time that is left, and 0 if nothing is to be tried any more.
+        It is at most half of the time until the call's deadline. It is 0 if too little is left to try the step.
         """
         now = time.monotonic()
         limit_s = min(seconds, (self._tries_until_s - now) / 2)
@@ -74,7 +74,7 @@ class Patience:
 
 
 def out_of_time(what: str, limit_s: float) -> str:
-    """Return the detail of a step that has reached its limit, or was not tried because the limit is 0."""
+    """Return the reason for a ``timeout``: the step reached its limit, or was not tried because its limit is 0."""
     if limit_s < _LEAST_S:
         return f"{what} was not tried: other completions of the call took the time until its deadline"
     return f"{what} took longer than {round(limit_s, 3):g} s of processor time"
@@ -82,7 +82,7 @@ def out_of_time(what: str, limit_s: float) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Generator[None]:
-    """Raise TimeIsUpError in the block after this many seconds of processor time; before the block if it is 0."""
+    """Raise TimeIsUpError in the block after ``seconds`` of its thread's processor time, or at once if that is 0."""
     if seconds < _LEAST_S:
         raise TimeIsUpError
 

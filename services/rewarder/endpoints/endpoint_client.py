@@ -1,12 +1,13 @@
-"""Calls one registered endpoint: turns a group of completions into verdicts.
+"""Calls one registered reward endpoint: turns a group of completions into verdicts.
 
     call --slices--> each: judgeable? --> breaker --> turn (turnstile.py) --> [ send --> retry? ] in time --> decode
                               |              |           |                        |                           |
                        not_applicable,   overload    overload         timeout, overload, error, invalid    invalid
                            error
 
-A slice that fails affects only its own completions. The deadline of a slice starts when its first request may be sent.
-The wait for its turn before that has a limit of its own, like the wait for a worker.
+A slice is the part of the completions that one request carries. A slice that fails affects only its own completions.
+The deadline of a slice starts when its first request may be sent. The wait for its turn before that has a limit of its
+own, like the wait for a worker.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ _BREAKER_STATES: dict[State, int] = {"closed": 0, "half-open": 1, "open": 2}
 
 
 class EndpointClient:
-    """The client of one version of one endpoint, with its limits and its breaker.
+    """Calls one reward endpoint as one version of its specification says, with its limits and its circuit breaker.
 
     Args:
         name: The name the endpoint is registered under.
@@ -93,7 +94,7 @@ class EndpointClient:
     async def call(
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
     ) -> tuple[list[Verdict], float]:
-        """Return one verdict per completion, and the seconds that the slowest slice took."""
+        """Return one verdict per completion, and the seconds that the slowest request took."""
         parts = slices(call, batch_size(self.spec, self.wire_format))
         answers = await asyncio.gather(
             *(self._slice(part, timeout_s=timeout_s, run_id=run_id, lane=lane) for part in parts)
@@ -102,15 +103,15 @@ class EndpointClient:
         return verdicts, max(seconds for _, seconds in answers)
 
     def breaker_state(self) -> State:
-        """Return the state of the breaker."""
+        """Return the state of the endpoint's circuit breaker: closed, half-open or open."""
         return self.breaker.state(time.monotonic())
 
     def breaker_detail(self) -> str:
-        """Return the reason why no requests are sent now, or an empty text if they are sent."""
+        """Return the reason why no requests are sent to the endpoint now, or an empty text if they are sent."""
         return self.breaker.why_not(time.monotonic()) or ""
 
     def check(self, call: RewardCall) -> None:
-        """Refuse a slice that the wire format cannot send, before it waits for a turn.
+        """Refuse completions that the endpoint's wire format cannot send. Called before the wait for a turn.
 
         Raises:
             RewardFailure: ``error`` if the call lacks something that the wire format needs, ``not_applicable`` if only
@@ -124,7 +125,7 @@ class EndpointClient:
             raise RewardFailure("not_applicable", str(error)) from error
 
     def encode(self, call: RewardCall, *, timeout_s: float, run_id: str | None) -> tuple[WireRequest, RequestContext]:
-        """Return the request for a slice that passed ``check``. Its deadline is ``timeout_s`` from now.
+        """Return the request for completions that passed ``check``. Its deadline is ``timeout_s`` seconds from now.
 
         Raises:
             RewardFailure: The completions or columns cannot be written as JSON.
@@ -136,7 +137,7 @@ class EndpointClient:
             raise RewardFailure("error", f"the completions or columns cannot be sent as JSON: {error}") from error
 
     def decode(self, answer: HttpAnswer, call: RewardCall) -> list[Verdict]:
-        """Return the verdicts in an answer.
+        """Return the verdicts in an endpoint's answer.
 
         Raises:
             RewardFailure: The status is not 2xx, or the body does not follow the wire format.
@@ -218,7 +219,7 @@ class EndpointClient:
         return self.decode(answer, call)
 
     def answered(self) -> None:
-        """Close the breaker, because the endpoint answered."""
+        """Close the circuit breaker because the endpoint answered, and log it if the breaker was open."""
         if self.breaker.answered():
             log.info("reward endpoint %s answers again", self.name)
 

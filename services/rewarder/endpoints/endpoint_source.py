@@ -34,7 +34,7 @@ _SCOPES: dict[Scope, str] = {"runs": "runs", "score": "POST /v1/score"}
 
 
 class Endpoints:
-    """The RewardSource of registered endpoints.
+    """Finds registered reward endpoints by name, and calls them as reward functions.
 
     Args:
         redis: Holds the registered endpoints.
@@ -74,7 +74,11 @@ class Endpoints:
         await self._exchange.aclose()
 
     async def knows(self, name: str) -> bool:
-        """See RewardSource. Deleted and misspelt endpoints are known too, so that naming one gives a helpful error."""
+        """Return whether ``name`` is a registered, deleted or misspelt endpoint.
+
+        Deleted and misspelt endpoints are included, so that naming one gives a helpful error. Until Redis has answered,
+        every name that an endpoint may have is included.
+        """
         if why_no_name(name) is not None:
             return False
         try:
@@ -85,11 +89,14 @@ class Endpoints:
         return is_known or _meant(name, registered) is not None
 
     def exists(self, name: str) -> bool:
-        """See RewardSource."""
+        """Return whether ``name`` was registered when the endpoints were last read."""
         return self._seen is not None and name in self._seen.specs
 
     async def inspect(self, name: str) -> Inspected | Refused:
-        """See RewardSource. Sends nothing to the endpoint, which may be started after the run."""
+        """Describe an endpoint, or return the reason why runs cannot use it.
+
+        Sends nothing to the endpoint, which may be started after the run.
+        """
         try:
             client = await self.client(name)
             await self.check(client.spec)
@@ -104,7 +111,14 @@ class Endpoints:
         return Inspected("endpoint", summary, columns, version=client.spec.version)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """See RewardSource. The deadline applies to each slice, and starts when its first request may be sent."""
+        """Send the call to the endpoint; return its answer and the seconds that the slowest request took.
+
+        The deadline applies to each request with its retries, and starts when the request may first be sent.
+
+        Raises:
+            RewardFailure: The endpoint is not registered or not open to this use, or Redis has not answered yet. Other
+                failures become verdicts.
+        """
         client = await self.client(name)
         scope: Scope = "score" if lane == HTTP_LANE else "runs"
         if scope not in client.spec.scopes:
@@ -151,7 +165,7 @@ class Endpoints:
             return
 
     async def register(self, name: str, spec: EndpointSpec, *, replace: bool) -> Written:
-        """Check the endpoint and write it; see Registry.write.
+        """Check an endpoint and store it in Redis; return whether it was created, replaced, unchanged or not stored.
 
         Raises:
             UserError: The name, the URL or a secret cannot be used.
@@ -173,7 +187,7 @@ class Endpoints:
         return registered
 
     def client_of(self, name: str, spec: EndpointSpec) -> EndpointClient:
-        """Return the client of an endpoint that is registered with this specification."""
+        """Return the client for this endpoint: the existing one, or a new one if the specification has changed."""
         client = self._clients.get(name)
         if client is None or client.spec != spec:
             client = EndpointClient(
@@ -193,7 +207,7 @@ class Endpoints:
 
 
 def _meant(name: str, registered: Registered) -> str | None:
-    """Return the endpoint with the name most similar to ``name``.
+    """Return the registered endpoint with the name most similar to ``name``.
 
     Return None if no name is similar, or if a built-in's name is more similar.
     """

@@ -1,4 +1,4 @@
-"""Sends a request once: adds the address, the headers with secrets and the signature, and cleans the answer.
+"""Sends a request to a reward endpoint once: adds the headers with secrets and the signature, and cleans the answer.
 
     specification (names of secrets) --> headers (values) --> POST --> answer --> the same without the values
 
@@ -48,7 +48,9 @@ class OutgoingRequests:
         Raises:
             ForbiddenTargetError: The URL, or an address of its host, is not allowed.
             SecretError: A secret cannot be used.
-            ConnectionLostError, RefusedAnswerError, TimeoutError: See HttpExchange.post.
+            ConnectionLostError: No connection was made, or it broke.
+            RefusedAnswerError: The answer is too long, in too many pieces, or compressed.
+            TimeoutError: A read or write took longer than ``timeout_s``.
         """
         url = self._address(spec, request)
         values = self._secret_values(spec, url)
@@ -67,7 +69,7 @@ class OutgoingRequests:
         return _clean(answer, secrets)
 
     def shown(self, spec: EndpointSpec, request: WireRequest, context: RequestContext) -> ShownRequest:
-        """Return the request to show to people, without secrets and without the signature."""
+        """Return the request in the form that is shown to people: without secrets and without the signature."""
         headers = {"content-type": "application/json", "idempotency-key": context.request_id}
         for name, value in spec.headers.items():
             headers[name] = value if isinstance(value, str) else value.prefix + REDACTED
@@ -78,7 +80,7 @@ class OutgoingRequests:
         return ShownRequest(str(self._address(spec, request)), headers, request.body.decode())
 
     def check(self, spec: EndpointSpec) -> httpx.URL:
-        """Return the parsed URL after all checks that need no connection.
+        """Check an endpoint's URL and secrets without a connection, and return the parsed URL.
 
         Raises:
             ForbiddenTargetError: The URL is not allowed.

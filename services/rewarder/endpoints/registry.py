@@ -30,14 +30,14 @@ Written = Literal["created", "unchanged", "replaced", "different", "too-many"]
 
 @dataclass(frozen=True)
 class Registered:
-    """The content of the hash: specifications, and the names whose record this release cannot read."""
+    """The registered reward endpoints, by name, and the names whose record this release cannot read."""
 
     specs: dict[str, EndpointSpec] = field(default_factory=dict[str, EndpointSpec])
     unreadable: frozenset[str] = frozenset()
 
 
 class Registry:
-    """Reads and writes the hash of registered endpoints."""
+    """Reads, writes and caches the registered reward endpoints, which are a hash in Redis."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -63,7 +63,7 @@ class Registry:
         return self._known
 
     def is_gone(self, name: str) -> bool:
-        """Return whether this process has seen ``name`` registered and it has been deleted since."""
+        """Return whether this process has seen the endpoint ``name`` registered, and it has been deleted since."""
         return name in self._gone
 
     async def read(self) -> None:
@@ -89,6 +89,8 @@ class Registry:
 
     async def write(self, name: str, spec: EndpointSpec, *, replace: bool) -> Written:
         """Register ``spec`` under ``name``. A different specification there is replaced only if ``replace`` is true.
+
+        Return what was done. ``different`` and ``too-many`` mean that ``spec`` is not stored.
 
         Raises:
             UnavailableError: Redis did not answer. The endpoint may or may not have been written; trying again is safe.
@@ -122,7 +124,7 @@ class Registry:
         return bool(await self._asked(lambda: self._redis.hdel(REWARD_ENDPOINTS, name), "deleting a reward endpoint"))
 
     async def aclose(self) -> None:
-        """Cancel a read that is under way."""
+        """Cancel a read of the endpoints that is under way."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

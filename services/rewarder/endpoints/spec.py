@@ -150,7 +150,7 @@ class EndpointSpec(Body):
 
     @property
     def num_tokens_beside(self) -> int:
-        """The estimated tokens of a request besides prompt and completion, including the answer."""
+        """The estimated number of tokens of a request besides prompt and completion, including the judge's answer."""
         judge = self.openai_judge
         if judge is None:
             return 0
@@ -158,7 +158,7 @@ class EndpointSpec(Body):
 
     @property
     def secret_names(self) -> list[str]:
-        """The names of the secrets that a request needs."""
+        """The names of the secrets that a request to the endpoint needs."""
         named = [value.secret for value in self.headers.values() if isinstance(value, SecretHeader)]
         return named + ([self.signing_secret] if self.signing_secret is not None else [])
 

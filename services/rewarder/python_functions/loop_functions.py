@@ -35,7 +35,10 @@ from shared.user_code.places import Places
 
 
 class LoopFunctions:
-    """The async functions that are imported into this process. A worker has imported each of them before."""
+    """Imports users' async reward functions into this process, and calls them on the event loops of their modules.
+
+    Another process has imported and inspected each function before.
+    """
 
     def __init__(self, *, places: Places, import_timeout_s: float) -> None:
         self._places = places
@@ -53,7 +56,7 @@ class LoopFunctions:
     ) -> tuple[Answer, float]:
         """Run an async reward function; return its answer and the seconds that it ran.
 
-        ``sources`` is the version of its module.
+        ``sources`` is the version of its module; None for a module without a file.
 
         Raises:
             RewardFailure: The function cannot be imported, its deadline passed, or it cancelled itself.
@@ -75,14 +78,14 @@ class LoopFunctions:
         self._loops.forget(module)
 
     def end(self, module: str) -> None:
-        """Forget a module that has no more calls, and end its loop."""
+        """Forget a module that is no longer used, and end its event loop."""
         self._let_go(module)
         self._to_import_anew.discard(module)
         self._loops.end(module)
         finder().forget(module)
 
     async def close(self) -> bool:
-        """Cancel all tasks, repeatedly for a second; return whether all of them have ended."""
+        """Cancel all tasks of async functions, repeatedly for a second; return whether all of them have ended."""
         for importing in self._imports.values():
             importing.cancel()
         await asyncio.gather(*self._imports.values(), return_exceptions=True)
@@ -93,7 +96,7 @@ class LoopFunctions:
             del self._functions[known]
 
     def _import_anew(self, module: str) -> None:
-        """Mark a module to be imported again: clients and locks in its global variables belong to its old loop."""
+        """Mark a module to be imported again, because clients and locks in its globals belong to its old event loop."""
         self._let_go(module)
         self._to_import_anew.add(module)
 
@@ -134,7 +137,7 @@ class LoopFunctions:
                 raise RewardFailure("error", str(error)) from error
 
     def _start_loading(self, name: str, sources: Sources | None) -> "Future[RewardFunction]":
-        """Load the function in its own daemon thread. If it hangs, it blocks neither other threads nor the exit."""
+        """Start to load a function in a daemon thread. If it hangs, it blocks neither other threads nor the exit."""
         module = name.partition(":")[0]
         if sources is not None and module in self._to_import_anew:
             forget_imported(sources)
@@ -155,7 +158,10 @@ class LoopFunctions:
 
 
 async def answer_of(name: str, function: RewardFunction, call: RewardCall) -> Answer:
-    """Call an async function, and return its answer. No error of the function is raised."""
+    """Call an async reward function, and return its answer. Its exceptions become ``error`` verdicts.
+
+    Only its cancellation is raised.
+    """
     num_completions = len(call.completions)
     try:
         logged = LoggedValues()

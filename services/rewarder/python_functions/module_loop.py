@@ -3,8 +3,8 @@
     service's loop --> inbox  --one wake-up for all its calls---> a task for each call
                    <-- outbox <-one wake-up for all its answers-- its answer
 
-A function that blocks this loop blocks no other loop. The service can see how long the loop has been blocked without
-its help, and enforces the deadlines itself. module_loops.py decides when a loop is given up.
+A function that blocks this loop blocks no other loop. The service measures from outside how long the loop has been
+blocked, and enforces the deadlines itself. module_loops.py decides when a loop is given up.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class _Call:
 
 
 class _WatchedSelector(selectors.DefaultSelector):
-    """Records when the loop began its current turn of callbacks."""
+    """A selector that records when its event loop began the current turn of callbacks."""
 
     turn_began_at: float | None = None
 
@@ -74,9 +74,9 @@ class _WatchedSelector(selectors.DefaultSelector):
 
 
 class ModuleLoop:
-    """The loop and its daemon thread, which start at once. Public methods are for the service's loop only.
+    """An event loop for the async functions of one module, in a daemon thread that starts at once.
 
-    Exception: ``adopt_thread``.
+    Only the service's event loop may call its public methods, except ``adopt_thread``.
     """
 
     def __init__(self, module: str) -> None:
@@ -95,7 +95,7 @@ class ModuleLoop:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread has not ended. It may be blocked."""
+        """Whether the loop's thread has not ended. It may be blocked."""
         return self._thread.is_alive()
 
     @property
@@ -108,7 +108,10 @@ class ModuleLoop:
         asyncio.set_event_loop(self._loop)
 
     async def run(self, name: str, work: Work, *, timeout_s: float) -> Answer | NoAnswer:
-        """Return the answer of ``work``. After ``timeout_s`` seconds, cancel it and return without waiting for it."""
+        """Run ``work`` as a task of this loop, and return its answer or a NoAnswer.
+
+        After ``timeout_s`` seconds, the task is cancelled, and this method returns without waiting for its end.
+        """
         call = _Call(name, work, self._home.create_future())
         deadline = self._home.call_later(timeout_s, call.end, NoAnswer.LATE)
         self._inbox.append(call)
@@ -126,7 +129,10 @@ class ModuleLoop:
         return answer
 
     def where(self) -> str:
-        """Return the module's function that runs now, with file and line, or the innermost function if none does."""
+        """Return the place in the code where the thread is now: function, file and line.
+
+        This is the innermost function of the user's module, or of any module if the user's module has none running.
+        """
         frame = innermost = self._frame()
         while frame is not None and frame.f_globals.get("__name__") != self.module:
             frame = frame.f_back
@@ -136,11 +142,11 @@ class ModuleLoop:
         return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
 
     def stack(self) -> str:
-        """Return the current stack of the thread, for the log."""
+        """Return the current stack of the loop's thread, for the log."""
         return "".join(traceback.format_stack(self._frame(), limit=_STACK_FRAMES))
 
     def give_up(self) -> None:
-        """End the thread as soon as the loop is not blocked and its calls have ended, which may be never."""
+        """End the thread once the loop is not blocked and its calls have ended, which may be never."""
         self._is_given_up = True
         self._post(self._end_if_given_up)
 

@@ -3,7 +3,7 @@
     deadline of a call passes --> a second later the loop is in the same turn --> given up: its thread is abandoned,
                                                                                   the next call gets a new loop
 
-Each module has one loop, not each function, so that functions of one module can share a client.
+There is one loop per module and not per function, so that functions of one module can share a client.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _ADVICE = "a function that blocks should be a plain def"
 
 
 class ModuleLoops:
-    """The loops in use, and the loops that were given up.
+    """The event loops of all users' modules: the loops in use, and blocked loops that were given up.
 
     Args:
         on_given_up: Called with the module when its loop is given up.
@@ -37,7 +37,7 @@ class ModuleLoops:
         self._doubted: dict[ModuleLoop, asyncio.TimerHandle] = {}
 
     def of(self, module: str) -> ModuleLoop:
-        """Return the module's loop.
+        """Return the event loop of a module. A module without a loop gets a new one.
 
         Raises:
             RewardFailure: The module has blocked too many loops.
@@ -56,7 +56,10 @@ class ModuleLoops:
         return loop
 
     def why_late(self, loop: ModuleLoop, timeout_s: float) -> str:
-        """Return why a call has just missed its deadline. If the loop may be blocked, check it again in a second."""
+        """Return why a call has just missed its deadline, for its outcome.
+
+        If the call's loop may be blocked, check in a second whether it still is, and give it up if so.
+        """
         began_at = loop.turn_began_at
         if began_at is None:
             return f"took longer than {timeout_s:g} s and was cancelled"
@@ -72,18 +75,21 @@ class ModuleLoops:
         )
 
     def forget(self, module: str) -> None:
-        """Stop counting the loops that older versions of the module have blocked."""
+        """Forget how many loops older versions of a module have blocked, so that a new version starts at zero."""
         self._left_behind = [loop for loop in (*self._left_behind, *self._blocked.pop(module, ())) if loop.is_alive]
 
     def end(self, module: str) -> None:
-        """End the loop of a module that has no more calls."""
+        """End the event loop of a module that is no longer used."""
         self.forget(module)
         if loop := self._loops.pop(module, None):
             loop.give_up()
             self._left_behind.append(loop)
 
     async def close(self) -> bool:
-        """Cancel all tasks; return whether all threads have ended. Does not wait for loops that were given up."""
+        """Cancel all tasks of all loops; return whether all threads have ended.
+
+        Does not wait for loops that were given up.
+        """
         for look in self._doubted.values():
             look.cancel()
         self._doubted.clear()

@@ -1,4 +1,4 @@
-"""Watches the files of the reward modules in force, and reloads edited modules. Looks about once per second.
+"""Watches the files of the imported reward modules, and reloads edited modules. Looks about once per second.
 
     mtime or size differs --> the same at two looks: writing has ended --> contents differ --> imports in a new process?
                                                                               yes: in force, under a new version
@@ -28,7 +28,7 @@ _State = tuple[tuple[str, int, int, int] | None, ...]
 
 
 class ModuleWatch:
-    """Looks at the files of reward modules until it is cancelled.
+    """Looks for edits of reward modules' files, and reloads the edited modules.
 
     Args:
         functions: The functions whose modules are watched.
@@ -46,7 +46,7 @@ class ModuleWatch:
         self._looks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look at all modules repeatedly. A module that takes long to import does not delay the others."""
+        """Look at all modules repeatedly, until cancelled. A module that takes long to import delays no other."""
         try:
             while True:
                 await asyncio.sleep(self._every_s)

@@ -5,8 +5,8 @@
     built-in        -> a worker, under a deadline
 
 A module has one version at a time, kept in memory (module_sources.py). It is read from the files at the first import,
-at a check, or after an edit that can be imported (module_watch.py). All functions of one group use the same version. A
-call ends in the version that it began with.
+at a check, or after an edit that can be imported (module_watch.py). All functions of one prompt group use the same
+version. A call ends in the version that it began with.
 """
 
 import asyncio
@@ -40,7 +40,10 @@ _IN_USE_FOR_S = 600.0
 
 @dataclass
 class ModuleVersion:
-    """A version of a module, and its functions that were inspected. ``sources`` is None for a module without a file."""
+    """One version of a user's module, and the descriptions of its functions that were inspected.
+
+    ``sources`` has the content of its files. It is None for a module without a file.
+    """
 
     sources: Sources | None
     functions: dict[str, Inspected] = field(default_factory=dict[str, Inspected])
@@ -48,7 +51,7 @@ class ModuleVersion:
 
 @dataclass
 class _Group:
-    """What the calls of one group share: the versions of modules, and the bytes for workers once there are any."""
+    """State shared by all calls of one prompt group: the modules' versions, and the rows encoded for workers if any."""
 
     versions: dict[str, ModuleVersion] = field(default_factory=dict[str, ModuleVersion])
     encoded: bytes = b""
@@ -58,7 +61,10 @@ _group: ContextVar[_Group | None] = ContextVar("the group of this call", default
 
 
 class PythonFunctions:
-    """The RewardSource of Python functions. It is asked last and knows every name: other names are mistakes."""
+    """Inspects and calls Python reward functions, both built-ins and the user's.
+
+    It accepts every name: a name that is not an endpoint or a reward model must be a Python function or a mistake.
+    """
 
     def __init__(
         self,
@@ -85,15 +91,15 @@ class PythonFunctions:
 
     @property
     def modules(self) -> dict[str, Sources]:
-        """The version in force of each module that has a file."""
+        """The version in force of each module, by the module's name. Modules without a file are left out."""
         found = ((module, version.sources) for module, version in self._modules.items())
         return {module: sources for module, sources in found if sources is not None}
 
     @contextlib.contextmanager
     def one_group(self) -> Generator[None]:
-        """Make all calls that begin in this block use the same version of a module, and share the bytes for workers.
+        """Make all calls that begin in this block use the same version of a module, and encode their rows only once.
 
-        They must have the same rows and deadline. They may wait for workers for minutes, and rows may be large.
+        The calls must have the same rows and deadline. Rows may be large, and calls may wait for workers for minutes.
         """
         group = _Group()
         token = _group.set(group)
@@ -104,11 +110,11 @@ class PythonFunctions:
             group.encoded = b""  # tasks that users' functions leave behind keep the context
 
     async def knows(self, name: str) -> bool:
-        """See RewardSource."""
+        """Return True: a name that is not an endpoint or a reward model is treated as a Python function."""
         return True
 
     def exists(self, name: str) -> bool:
-        """Return whether a function of this name has been found."""
+        """Return whether ``name`` is a built-in or a user's function that was found in its module."""
         version = self._modules.get(_module_of(name))
         return built_in(name) is not None or (version is not None and name in version.functions)
 
@@ -121,9 +127,10 @@ class PythonFunctions:
         ]
 
     async def inspect(self, name: str, kwargs: Mapping[str, Any] | None = None) -> Inspected | Refused:
-        """Import a function from its current files, and check it against ``kwargs``. Later calls run the new code.
+        """Import a function from its current files, and return its description or the reason why it cannot be used.
 
-        An edit that removes a function that a run uses is refused.
+        ``kwargs`` are checked against its parameters. Later calls run the imported version. An edit is refused if a run
+        uses a function of the module that would no longer work.
         """
         module = _module_of(name)
         give_up_at = time.monotonic() + self._check_timeout_s
@@ -148,7 +155,13 @@ class PythonFunctions:
         return Refused(f"the files of {module} are being changed; try again when they are saved")
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """See RewardSource. The deadline starts when the function is called."""
+        """Call a Python function: in a worker process, or on its module's event loop if it is async.
+
+        The deadline starts when the function is called, after the wait for limits and for a worker.
+
+        Raises:
+            RewardFailure: The call failed. Its outcome says why.
+        """
         inspected, version = await self._what_is(name)
         self._called_at[name] = time.monotonic()
         sources = None if version is None else version.sources
@@ -173,9 +186,9 @@ class PythonFunctions:
         return msgspec.structs.replace(answer, version=_version(version)), seconds
 
     async def reload(self, module: str) -> bool:
-        """Put the module's current files in force if they and the functions in use can be imported.
+        """Use a module's current files for later calls if all its functions in use can be imported from them.
 
-        Otherwise the old version stays, with a warning. Return whether a new version is in force.
+        Otherwise the old version stays, usually with a warning. Return whether a new version is in force.
         """
         before = self._modules[module]
         usable, refused = await self._inspect_all(before.functions, self._import_timeout_s, in_background=True)
@@ -191,7 +204,7 @@ class PythonFunctions:
         return await self._put_in_force(module, before, ModuleVersion(next(iter(usable.values())).sources, usable))
 
     def warn(self, module: str, why: str) -> None:
-        """Report in the log and in the list of functions that an edit is not in force."""
+        """Warn in the log and in GET /v1/rewards that an edit of a module is not in force."""
         version = _version(self._modules[module])
         warning = f"an edit of {module} is not in force, version {version} still is: {why}"
         if self._warnings.get(module) != warning:
@@ -199,11 +212,11 @@ class PythonFunctions:
             log.warning("%s", warning)
 
     def take_back_warning(self, module: str) -> None:
-        """Remove the module's warning from the list of functions."""
+        """Remove a module's warning from GET /v1/rewards."""
         self._warnings.pop(module, None)
 
     def forget_unused(self, module: str) -> bool:
-        """Forget a module and what is imported of it, unless a run uses it or its functions were called lately.
+        """Forget a module and its imports, unless a run uses it or its functions were called in the last ten minutes.
 
         Return whether it is forgotten. If it is named again, it is read again.
         """
@@ -221,7 +234,7 @@ class PythonFunctions:
         return True
 
     async def close(self) -> None:
-        """Cancel the inspections under way."""
+        """Cancel the inspections of functions that are under way."""
         tasks: list[asyncio.Task[Any]] = list(self._inspecting.values())
         for task in tasks:
             task.cancel()
@@ -237,7 +250,7 @@ class PythonFunctions:
         return was_called or name in self._in_use()
 
     async def _put_in_force(self, module: str, before: ModuleVersion | None, version: ModuleVersion) -> bool:
-        """Replace the version ``before`` by ``version``; return whether ``version`` is in force.
+        """Replace a module's version ``before`` by ``version``; return whether ``version`` is in force.
 
         It is not if the files have changed since it was read, or if another version was put in force meanwhile.
         """
@@ -258,9 +271,9 @@ class PythonFunctions:
         return True
 
     async def _what_is(self, name: str) -> tuple[Inspected, ModuleVersion | None]:
-        """Return the description of ``name`` in the version that this group uses.
+        """Return a function's description, and its module's version for the current prompt group (None for a built-in).
 
-        The function is inspected once, even if many groups wait for it.
+        A function is inspected once, even if many groups wait for it.
         """
         if built_in(name) is not None:
             return Inspected("built-in"), None
@@ -321,7 +334,7 @@ class PythonFunctions:
 
 
 def _without_columns_of(kwargs: Mapping[str, Any] | None, inspected: Inspected) -> Inspected:
-    """Return the description without the columns that these keyword arguments replace."""
+    """Return the description without the required columns that these keyword arguments replace."""
     given = frozenset(kwargs or {})
     needed = [columns for columns in inspected.required_columns if not given.intersection(columns)]
     return msgspec.structs.replace(inspected, required_columns=needed)
@@ -336,5 +349,5 @@ def _key(sources: Sources | None) -> str:
 
 
 def _version(version: ModuleVersion | None) -> str:
-    """Return the version for outcomes: empty for built-ins and for modules without a file."""
+    """Return the version text of an outcome. It is empty for built-ins and for modules without a file."""
     return "" if version is None or version.sources is None else version.sources.version

@@ -21,7 +21,7 @@ from shared.errors import UserError
 
 
 class CallLimits(BaseModel):
-    """The limits of one function. None is no limit."""
+    """The limits of one function. None means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,7 +31,7 @@ class CallLimits(BaseModel):
 
 
 class FunctionLimits:
-    """The limits of all functions that have limits.
+    """Makes calls of Python functions wait for their turn, if the operator has set limits for the function.
 
     Args:
         limits: The limits by the function's name.
@@ -52,7 +52,13 @@ class FunctionLimits:
         self._metrics = metrics
 
     def turn(self, name: str, call: RewardCall, *, lane: str) -> AbstractAsyncContextManager[None]:
-        """Wait until ``call`` is allowed, and make the call in the block; raises RewardFailure (``overload``)."""
+        """Return a context manager that waits until the limits of the function ``name`` allow this call.
+
+        The caller makes the call in the block. A function without limits does not wait.
+
+        Raises:
+            RewardFailure: The call has waited too long (``overload``). The context manager raises it.
+        """
         turnstile = self._turnstiles.get(name)
         return contextlib.nullcontext() if turnstile is None else self._turn(turnstile, call, lane=lane)
 
@@ -70,7 +76,7 @@ class FunctionLimits:
 
 
 def check_names(limits: Mapping[str, CallLimits]) -> None:
-    """Refuse a limit that would apply to no function.
+    """Check that every limit is for a name that a Python function can have.
 
     Raises:
         ValueError: A name is neither a built-in reward nor of the form ``package.module:function``.

@@ -1,4 +1,4 @@
-"""Calls synchronous reward functions in workers, and describes reward functions: the workers' kind of task."""
+"""Tells worker processes how to load, call and describe reward functions."""
 
 import inspect
 from collections.abc import Mapping
@@ -34,44 +34,57 @@ RewardPool = WorkerPool[Answer, Inspected]
 
 
 class RewardTasks(msgspec.Struct, frozen=True):
-    """See TaskKind. The places that reward modules may come from, and the sandbox for generated code."""
+    """The tasks of reward workers: call a synchronous reward function, or import a function and describe it.
+
+    ``places`` are the directories and packages that users' modules may come from. ``sandbox`` runs generated code.
+    """
 
     places: Places = Places()
     sandbox: SandboxChoice = SandboxChoice()
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """See TaskKind."""
+        """The modules that are imported once for all workers: this module and the built-in ``accuracy_reward``."""
         return __name__, "services.rewarder.built_ins.accuracy"
 
     @property
     def answer_type(self) -> type[Answer]:
-        """See TaskKind."""
+        """The type of a call's answer, with which the worker's reply is decoded."""
         return Answer
 
     @property
     def description_type(self) -> type[Inspected]:
-        """See TaskKind."""
+        """The type of a function's description, with which the worker's reply is decoded."""
         return Inspected
 
     def set_up(self) -> None:
-        """See TaskKind."""
+        """Set the sandbox for generated code in this worker process."""
         choose(self.sandbox)
 
     def load(self, name: str, sources: Sources | None) -> RewardFunction:
-        """See TaskKind."""
+        """Return a built-in, or a user's function from the version ``sources`` (the current files if None).
+
+        Raises:
+            UserError: The function cannot be loaded.
+            BaseException: An exception of the user's module.
+        """
         check_name(name)
         known = built_in(name)
         return load_function(name, places=self.places, sources=sources) if known is None else known.load()
 
     def read(self, name: str) -> tuple[RewardFunction, Sources | None]:
-        """See TaskKind."""
+        """Return a built-in and None, or a user's function from its current files and their version.
+
+        Raises:
+            UserError: The function cannot be loaded.
+            BaseException: An exception of the user's module.
+        """
         check_name(name)
         known = built_in(name)
         return read_function(name, places=self.places) if known is None else (known.load(), None)
 
     def call(self, name: str, function: RewardFunction, call: msgspec.Raw, limits: Limits) -> Answer:
-        """See TaskKind. ``call`` is an encoded RewardCall."""
+        """Call a function with the RewardCall in ``call`` (msgpack). Its exceptions become ``error`` verdicts."""
         rows = msgspec.msgpack.decode(call, type=RewardCall)
         num_completions = len(rows.completions)
         known = built_in(name)
@@ -101,7 +114,7 @@ class RewardTasks(msgspec.Struct, frozen=True):
     def describe(
         self, name: str, function: RewardFunction, sources: Sources | None, kwargs: Mapping[str, Any]
     ) -> Inspected | Refused:
-        """See TaskKind."""
+        """Return the kind, summary and required columns of a function, or why it cannot be used with ``kwargs``."""
         known = built_in(name)
         why_not = known.why_not_usable(kwargs) if known else refused_kwargs(function, kwargs)
         if why_not is not None:

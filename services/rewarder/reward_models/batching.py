@@ -1,11 +1,12 @@
-"""Decides which texts go through the model together. Pure.
+"""Decides which texts a reward model scores together. No I/O.
 
     lane A: [call, call] --+
     lane B: [call] --------+--> a round: whole calls, lanes in turn --> passes: by length, longest first
     lane C: [call, call] --+
 
-A pass is padded to its longest text, so texts of similar length go together. A round has a size limit: a call that
-arrives during a round waits for a few passes, not for all queued calls.
+A lane is the queue of one run, or of HTTP requests. A pass is one forward pass of the model. It is padded to its
+longest text, so texts of similar length go together. A round has a size limit: a call that arrives during a round waits
+for a few passes, not for all queued calls.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ PASSES_A_ROUND = 4
 
 
 def next_round(lanes: dict[str, deque[int]], num_tokens: Mapping[int, int], *, max_batch_tokens: int) -> list[int]:
-    """Take the calls of the next round out of ``lanes`` and return them.
+    """Choose the waiting calls that are scored next, remove their ids from ``lanes``, and return the ids.
 
     Args:
         lanes: The ids of waiting calls, by lane. A lane that had its turn moves to the end. An empty lane is removed.
@@ -38,7 +39,7 @@ def next_round(lanes: dict[str, deque[int]], num_tokens: Mapping[int, int], *, m
 
 
 def passes(lengths: Sequence[int], *, max_batch_tokens: int) -> list[list[int]]:
-    """Return the passes as lists of indices into ``lengths``, longest texts first.
+    """Group texts into forward passes, and return each pass as indices into ``lengths``, longest texts first.
 
     A pass has at most ``max_batch_tokens`` tokens including padding, or one text.
     """

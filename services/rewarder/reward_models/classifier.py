@@ -1,6 +1,6 @@
 """A reward model in memory: makes texts of prompts and completions, tokenizes them, and computes one reward per text.
 
-The computation is that of TRL 1.16's GRPOTrainer:
+The computation is the same as in TRL 1.16's GRPOTrainer:
 
 * The text is the prompt followed by the completion. For conversations it is the chat template of the model's tokenizer
   applied to both, without a generation prompt.
@@ -39,7 +39,7 @@ def be_quiet() -> None:
 
 
 class Classifier:
-    """A sequence classifier with one label, and its tokenizer."""
+    """A sequence classifier with one label, and its tokenizer: the model that computes the rewards."""
 
     def __init__(self, directory: Path, *, name: str, device: str, dtype: str) -> None:
         """Load the model and its tokenizer.
@@ -62,7 +62,7 @@ class Classifier:
     def encode(
         self, prompts: Sequence[Prompt], completions: Sequence[Completion], template_kwargs: dict[str, Any]
     ) -> list[Encoding | Verdict]:
-        """Return the tokens of each completion's text, or an error verdict if the model cannot score it."""
+        """Return the tokens of each prompt with its completion, or an error verdict if the model cannot score them."""
         pairs = zip(prompts, completions, strict=True)
         texts = [self._text(prompt, completion, template_kwargs) for prompt, completion in pairs]
         usable = [text for text in texts if isinstance(text, str)]
@@ -119,7 +119,7 @@ class Classifier:
         return [self._why_not(row["input_ids"]) or row for row in rows]
 
     def _why_not(self, ids: list[int]) -> Verdict | None:
-        """Return an error verdict if these tokens cannot be scored. On a GPU, a bad index ends the whole process."""
+        """Return an error verdict if the model cannot score these tokens: on a GPU, a bad index ends the process."""
         if not ids:
             return Verdict("error", None, "prompt and completion are empty: there is no token to score")
         if self._max_tokens is not None and len(ids) > self._max_tokens:
@@ -184,7 +184,7 @@ def _load_tokenizer(directory: Path, name: str) -> Any:
 
 
 def _max_tokens(model: Any, tokenizer: Any) -> int | None:
-    """Return the most tokens that fit the table of learned positions; None for a model without such a table."""
+    """Return the most tokens that fit the model's table of learned positions; None for a model without such a table."""
     tables = [
         module
         for name, module in model.named_modules()

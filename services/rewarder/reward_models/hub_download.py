@@ -24,7 +24,7 @@ _CONFIGS = ["config.json", "tokenizer_config.json", "adapter_config.json"]
 
 
 def fetch_config(model_id: str, revision: str | None) -> Path:
-    """Return a directory with the model's configs. The directory's name is the commit.
+    """Download a model's config files, and return their directory. The directory's name is the commit.
 
     Raises:
         UserError: The configs cannot be fetched. The message says why, and what to do.
@@ -33,7 +33,7 @@ def fetch_config(model_id: str, revision: str | None) -> Path:
 
 
 def fetch_all(model_id: str, commit: str) -> Path:
-    """Return a directory with all files of this commit that a model needs; raises UserError."""
+    """Download all files of this commit that a model needs, and return their directory; raises UserError."""
     return _fetch(model_id, commit, list(FILES_TO_FETCH))
 
 

@@ -25,7 +25,7 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def check_config(directory: Path, *, name: str) -> str:
-    """Return the architecture that a model's ``config.json`` names.
+    """Check a model's configs, and return the architecture that ``config.json`` names.
 
     Raises:
         UserError: The directory does not have a reward model that can be loaded.
@@ -52,7 +52,7 @@ def check_config(directory: Path, *, name: str) -> str:
 
 
 def check_files(directory: Path, *, name: str) -> None:
-    """Raise UserError unless the weights and the tokenizer exist."""
+    """Raise UserError unless the model's directory has safetensors weights and a tokenizer."""
     if not any(directory.glob("*.safetensors")):
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         if others:
@@ -66,7 +66,7 @@ def check_files(directory: Path, *, name: str) -> None:
 
 
 def fingerprint(directory: Path) -> Fingerprint:
-    """Return the directory's fingerprint; raises OSError."""
+    """Return the name, size and modification time of each of the model's files; raises OSError."""
     stats = [(path.name, path.stat()) for path in _files(directory)]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 

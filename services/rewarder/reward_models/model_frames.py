@@ -33,7 +33,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Score each prompt with its completion. Calls of different lanes take turns."""
+    """Score each prompt with its completion. ``lane`` is the run's id or the HTTP lane. Lanes take turns."""
 
     id: Count
     lane: str
@@ -43,7 +43,7 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Drop this call, because its caller no longer waits for the answer."""
+    """Drop the call with this id, because its caller no longer waits for the answer."""
 
     id: Count
 
@@ -71,7 +71,7 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Working(msgspec.Struct, frozen=True, tag=True):
-    """The process works on these calls from now on, or is idle if ``ids`` is empty.
+    """The model's process works on the calls ``ids`` from now on, or is idle if ``ids`` is empty.
 
     With ``is_scoring``, the deadlines of the calls start.
     """
@@ -81,7 +81,7 @@ class Working(msgspec.Struct, frozen=True, tag=True):
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
-    """One forward pass: its number of texts, of tokens without and with padding, and its time."""
+    """Reports one forward pass: its number of texts, its tokens without and with padding, and its time."""
 
     num_texts: Count
     num_tokens: Count

@@ -16,7 +16,10 @@ _MAX_CHARACTERS = 300
 
 
 class ModelPlace(msgspec.Struct, frozen=True):
-    """The place of a model. ``source`` is an absolute directory, or an id on the hub at ``revision`` (main if None)."""
+    """The place of a reward model: a directory, or a repository on the Hugging Face hub.
+
+    ``source`` is an absolute path, or an id on the hub at ``revision`` (main if None).
+    """
 
     source: str
     revision: str | None = None
@@ -33,10 +36,10 @@ def is_reward_model(name: str) -> bool:
 
 
 def model_place(name: str, roots: FileRoots) -> ModelPlace:
-    """Return the place of the model called ``name``. Slow, because it looks at everything below a directory.
+    """Return the place of the model called ``name``. Slow for a directory, because it looks at everything below it.
 
     Raises:
-        UserError: The name is not valid, or the directory does not exist or is outside the roots.
+        UserError: The name is not valid, or the directory does not exist or is outside the allowed ``roots``.
     """
     if name.startswith("/") and len(name) <= _MAX_CHARACTERS:
         roots.require(name, field="reward_funcs")  # before any look at a path outside the roots

@@ -1,7 +1,8 @@
-"""The service's side of a model's process: starts it, exchanges frames with it, and kills it with all its children.
+"""The service's side of a reward model's process: starts it, exchanges frames with it, and kills it.
 
 The process is not forked from the service: only it imports torch, and a GPU cannot be used in a fork. It gets only the
-settings in the first frame. The HEADRACE_* variables, and so all of headrace's keys, are not in its environment.
+settings in the first frame. The HEADRACE_* variables, and so all of headrace's keys, are not in its environment. It is
+killed together with its children.
 """
 
 import asyncio
@@ -27,11 +28,11 @@ _MODULE = "services.rewarder.reward_models.model_worker"
 
 
 class ModelDiedError(Exception):
-    """The process has closed its socket: it ended, crashed or was killed."""
+    """The model's process has closed its socket: it ended, crashed or was killed."""
 
 
 class ModelProcess:
-    """The process of one model. ``start`` makes it and ``kill`` ends it."""
+    """The process of one reward model, and the socket to it. ``start`` makes the process and ``kill`` ends it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -42,7 +43,7 @@ class ModelProcess:
 
     @classmethod
     async def start(cls) -> Self:
-        """Return a process that waits for a Load; raises OSError."""
+        """Start a process that waits for a ``Load`` request; raises OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -71,17 +72,17 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, for logs."""
+        """The id of the model's process, for logs."""
         return self._process.pid
 
     def send(self, request: Request) -> None:
-        """Send a frame without waiting. Errors are ignored here, because ``receive`` then raises ModelDiedError."""
+        """Send a request without waiting. Errors are ignored here, because ``receive`` then raises ModelDiedError."""
         body = msgspec.msgpack.encode(request)
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write(HEADER.pack(len(body)) + body)
 
     async def receive(self) -> Reply:
-        """Return the next reply; raises ModelDiedError."""
+        """Return the next reply of the process; raises ModelDiedError if the socket is closed or a reply is invalid."""
         try:
             (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             if num_bytes > MAX_FRAME_BYTES:
@@ -121,10 +122,10 @@ class ModelProcess:
 
 @dataclass(frozen=True)
 class Activity:
-    """The current work of a process, on some calls or on no call while the model is being loaded.
+    """The current work of a model's process, and its time limit.
 
     Args:
-        ids: The calls' ids.
+        ids: The ids of the calls that the process works on; empty while it loads the model.
         limit_s: Longest time for this work, in seconds.
         ends_at: End of that time, by the monotonic clock in seconds.
     """
@@ -135,11 +136,11 @@ class Activity:
 
     @classmethod
     def begun(cls, limit_s: float, ids: Iterable[int] = ()) -> Self:
-        """Return work that begins now and may take ``limit_s`` seconds."""
+        """Return an activity that begins now and may take ``limit_s`` seconds."""
         return cls(frozenset(ids), limit_s, time.monotonic() + limit_s)
 
     def left_s(self) -> float:
-        """Return the seconds left until the limit."""
+        """Return the seconds until the time limit of this work."""
         return max(0.0, self.ends_at - time.monotonic())
 
 

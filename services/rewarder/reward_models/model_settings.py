@@ -1,4 +1,4 @@
-"""Settings of reward models."""
+"""Settings that determine how reward models are loaded and called."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from shared.files.file_roots import FileRoots, default_roots
 
 
 class ModelSettings(msgspec.Struct, frozen=True):
-    """How models are loaded and called. Times are in seconds."""
+    """Settings of reward models: device, data type, size limits and deadlines. Times are in seconds."""
 
     device: str = "auto"
     dtype: str = "auto"

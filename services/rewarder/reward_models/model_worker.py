@@ -53,7 +53,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Waiting:
-    """A call that is not answered yet."""
+    """A call that is not answered yet, with its tokens and the verdicts so far."""
 
     def __init__(self, request: Score, encodings: "list[Encoding | Verdict]") -> None:
         self.request = request
@@ -61,16 +61,16 @@ class _Waiting:
         self.verdicts: list[Verdict | None] = [item if isinstance(item, Verdict) else None for item in encodings]
 
     def num_tokens(self) -> int:
-        """Return the number of tokens of all its texts."""
+        """Return the number of tokens of all texts of the call."""
         return sum(len(item["input_ids"]) for item in self.encodings if not isinstance(item, Verdict))
 
 
 class _GoneError(Exception):
-    """The process must end: the service has closed the socket, or the GPU no longer works."""
+    """The model's process must end: the service has closed the socket, or the GPU no longer works."""
 
 
 class ModelWorker:
-    """Answers calls from ``channel`` with ``model`` until the service is gone."""
+    """Reads calls from the socket ``channel``, and scores them with ``model`` until the service is gone."""
 
     def __init__(self, channel: socket.socket, model: "Classifier", *, max_batch_tokens: int) -> None:
         self._channel = channel
@@ -82,7 +82,7 @@ class ModelWorker:
         self._selector.register(channel, selectors.EVENT_READ)
 
     def run(self) -> NoReturn:
-        """Serve until the service is gone or the GPU no longer works."""
+        """Score calls until the service is gone or the GPU no longer works, which raises _GoneError."""
         while True:
             self._take_in(wait=not self._calls)
             num_tokens = {id_: call.num_tokens() for id_, call in self._calls.items()}
@@ -167,7 +167,7 @@ class ModelWorker:
 
 
 def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
-    """Load the requested model. Send Described on ``channel`` when its config is accepted.
+    """Load the requested model, and return it with its description. Sends Described when its config is accepted.
 
     Raises:
         UserError: The model cannot be loaded.
@@ -200,7 +200,7 @@ def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
 
 
 def main() -> int:
-    """Load the model that the service asks for, and serve it until the service is gone."""
+    """Load the reward model that the service asks for, and score calls until the service is gone."""
     channel = socket.socket(fileno=os.dup(0))
     _set_up()
     with contextlib.suppress(_GoneError):

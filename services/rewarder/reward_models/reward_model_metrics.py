@@ -1,4 +1,4 @@
-"""Prometheus metrics of reward models."""
+"""Prometheus metrics of reward models: loads, processes, and the time and size of forward passes."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -9,7 +9,10 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class RewardModelMetrics:
-    """The metrics. The label ``model`` has only names of loaded models, so its number of values is bounded."""
+    """The Prometheus metrics of reward models.
+
+    The label ``model`` has only names of loaded models, so its number of values is bounded.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.forward_seconds = Histogram(
@@ -44,7 +47,7 @@ class RewardModelMetrics:
         self.loaded = Gauge("headrace_reward_models_loaded", "Running processes of reward models", registry=registry)
 
     def observe_pass(self, model: str, done: Passed) -> None:
-        """Count one forward pass."""
+        """Record the time of one forward pass, and its numbers of texts, tokens and padding tokens."""
         self.forward_seconds.labels(model).observe(done.seconds)
         self.batch_texts.labels(model).observe(done.num_texts)
         self.tokens.labels(model, "text").inc(done.num_tokens)

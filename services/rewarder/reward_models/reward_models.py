@@ -29,7 +29,7 @@ _MAX_REMEMBERED = 64
 
 
 class RewardModels:
-    """The RewardSource of Hugging Face sequence classifiers.
+    """Loads Hugging Face sequence classifiers, and calls them as reward functions.
 
     Args:
         settings: How models are loaded and called.
@@ -51,15 +51,18 @@ class RewardModels:
         self._is_closed = False
 
     async def knows(self, name: str) -> bool:
-        """See RewardSource."""
+        """Return whether ``name`` means a reward model: it has a slash, as directories and Hugging Face ids do."""
         return is_reward_model(name)
 
     def exists(self, name: str) -> bool:
-        """See RewardSource."""
+        """Return whether this rewarder knows the model, and the model's config was accepted."""
         return name in self._models and self._models[name].described is not None
 
     async def inspect(self, name: str) -> Inspected | Refused:
-        """Load the model and describe it. A directory that has changed is loaded again."""
+        """Load the model and describe it, or return the reason why it cannot be used.
+
+        A model whose config was accepted may still be loading. A directory that has changed is loaded again.
+        """
         self._num_checks += 1
         try:
             self._checking.add(name)
@@ -80,7 +83,13 @@ class RewardModels:
         return Inspected("reward-model", _summary(model), version=version)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """See RewardSource. The deadline starts when the model begins to score the call."""
+        """Score the call's completions with the model, after loading it if needed.
+
+        The deadline starts when the model begins to score the call.
+
+        Raises:
+            RewardFailure: The call failed. Its outcome says why.
+        """
         try:
             model = await self._model(name)
         except UserError as error:
@@ -88,7 +97,7 @@ class RewardModels:
         return await model.call(call, timeout_s=timeout_s, lane=lane)
 
     async def close(self) -> None:
-        """End all processes, and refuse to start new ones."""
+        """End the processes of all models, and refuse to start new ones."""
         self._is_closed = True
         models, self._models = list(self._models.values()), {}
         await asyncio.gather(*(model.close() for model in models))
@@ -102,7 +111,7 @@ class RewardModels:
         }
 
     async def _model(self, name: str, *, anew_if_changed: bool = False) -> ServedModel:
-        """Return the model, after making room for it.
+        """Return the model, and first make room for it by unloading another one if needed.
 
         Raises:
             UserError: The name is not valid, or torch, transformers or safetensors is not installed.
@@ -165,10 +174,10 @@ class RewardModels:
 
 
 def _look_at(name: str, roots: FileRoots) -> tuple[ModelPlace, Fingerprint | None]:
-    """Return the place of the model and the fingerprint of its directory. Slow, because it looks at every file.
+    """Return the model's place, and the fingerprint of its directory. Slow, because it looks at every file.
 
     Raises:
-        UserError: See ``model_place``.
+        UserError: The name is not valid, or the directory does not exist or is not allowed.
     """
     place = model_place(name, roots)
     try:

@@ -49,7 +49,7 @@ _RETRY_LOAD_AFTER_S = 30.0
 
 
 class ServedModel:
-    """A model that is loaded at its first call or check, and loaded again after its process has ended."""
+    """A reward model that is loaded at its first call or check, and loaded again after its process has ended."""
 
     def __init__(self, name: str, place: ModelPlace, settings: ModelSettings, metrics: RewardModelMetrics) -> None:
         self.name = name
@@ -71,7 +71,7 @@ class ServedModel:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a caller waits for an answer."""
+        """Whether a caller waits for an answer of the model."""
         return bool(self._calls)
 
     @property
@@ -95,7 +95,11 @@ class ServedModel:
         return None if self._process is None else self._process.pid
 
     async def call(self, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """Return the model's answer and the seconds that it took; see RewardSource."""
+        """Score a call with the model; return the answer and the seconds from the start of scoring.
+
+        Raises:
+            RewardFailure: The model cannot be loaded, did not begin or end in time, or failed.
+        """
         score = Score(next(self._ids), lane, call.prompts, call.completions, call.chat_template_kwargs)
         waiting = WaitingCall(score, timeout_s=timeout_s)
         self._longest_timeout_s = max(self._longest_timeout_s, timeout_s)
@@ -137,7 +141,7 @@ class ServedModel:
         return None if self._failure is None else self._failure[0]
 
     async def close(self) -> None:
-        """End the process. Waiting calls fail with an error."""
+        """End the model's process. Waiting calls fail with an error."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
@@ -169,7 +173,7 @@ class ServedModel:
             self._serving.add_done_callback(self._say_why_it_ended, context=nobodys)
 
     def _say_why_it_ended(self, serving: "asyncio.Task[None]") -> None:
-        """Fail all waiting calls if the task that talks to the process ended with an unexpected error."""
+        """Fail all waiting calls if the task that talks to the model's process ended with an unexpected error."""
         error = None if serving.cancelled() else serving.exception()
         if error is None:
             return
@@ -180,7 +184,10 @@ class ServedModel:
             call.fail("error", detail)
 
     async def _serve(self) -> None:
-        """Keep a process running, and replace it while calls wait. Return if loading fails or no call waits."""
+        """Keep a process of the model running, and replace it while calls wait.
+
+        Return when the process has ended and no call waits, or when the model cannot be loaded.
+        """
         while True:
             await self._serve_one_process()
             if self._failure is not None:
@@ -222,7 +229,7 @@ class ServedModel:
             self._blame(activity, is_hung=reason == "timeout", how=describe_exit(exit_code), was_up=is_up)
 
     async def _converse(self, process: ModelProcess) -> str:
-        """Handle replies until the process must end. Return the reason: ``timeout``, ``died`` or ``failed``."""
+        """Handle the process's replies until it must end. Return the reason: ``timeout``, ``died`` or ``failed``."""
         while True:
             try:
                 async with asyncio.timeout_at(self._patience()):
@@ -275,7 +282,7 @@ class ServedModel:
         call.answer.set_result(Answer(scored.verdicts, version=self._loaded.version))
 
     def _blame(self, activity: Activity | None, *, is_hung: bool, how: str, was_up: bool) -> None:
-        """Handle the end of a process: fail or mark the calls it worked on, or record that loading failed."""
+        """Fail or mark the calls that a process worked on when it ended, or record that loading the model failed."""
         if not was_up:
             self._blame_loading(is_hung=is_hung, how=how)
             return

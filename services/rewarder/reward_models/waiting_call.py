@@ -1,4 +1,4 @@
-"""A call of a reward model that waits for its answer."""
+"""A call of a reward model, from its request to its answer or failure."""
 
 import asyncio
 import time
@@ -11,7 +11,10 @@ from shared.messages import CallOutcome
 
 
 class WaitingCall:
-    """A call that its caller makes and awaits, and that ServedModel's task begins, answers or fails."""
+    """A call of a reward model that is not answered yet.
+
+    The caller waits in ``answered``. The task that talks to the model's process uses the other methods.
+    """
 
     def __init__(self, score: Score, *, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -34,7 +37,7 @@ class WaitingCall:
             self.answer.set_exception(RewardFailure(outcome, detail, seconds=seconds))
 
     def note_death(self, how: str) -> None:
-        """Record that a process died while it worked on this call. At the second death, the call fails."""
+        """Record that a process of the model died while it worked on this call. At the second death, the call fails."""
         if self._has_seen_a_death:
             self.fail("error", f"the model's process died twice while it scored this: {how}")
         self._has_seen_a_death = True
@@ -46,7 +49,7 @@ class WaitingCall:
         requeued.set_result(None)
 
     async def answered(self, *, queue_timeout_s: float) -> tuple[Answer, float] | None:
-        """Return the answer and the seconds that it took, or None if the call was requeued meanwhile.
+        """Return the answer and the seconds that it took, or None if another process will score the call.
 
         Raises:
             RewardFailure: The model did not begin in time, did not end in time, or failed.

@@ -122,7 +122,7 @@ async def _feed(pipe: asyncio.StreamWriter, content: bytes) -> None:
 
 
 async def _read(pipe: asyncio.StreamReader, into: bytearray, max_bytes: int, *, stop_beyond: bool = False) -> bool:
-    """Read to the end and keep the first ``max_bytes``.
+    """Read a pipe to its end, and keep the first ``max_bytes`` bytes in ``into``.
 
     With ``stop_beyond``, stop when ``into`` has ``max_bytes``, and return whether it stopped there.
     """

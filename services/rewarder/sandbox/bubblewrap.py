@@ -1,4 +1,4 @@
-"""Runs programs in Linux namespaces with bubblewrap. Needs neither root nor a daemon, and costs about 20 ms.
+"""Runs Python programs in Linux namespaces with bubblewrap. Needs neither root nor a daemon, and costs about 20 ms.
 
     worker --> bwrap --> python3 (process 1 of its own pid namespace)
 
@@ -25,11 +25,11 @@ _SYSTEM_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 
 
 class BubblewrapSandbox:
-    """A Sandbox that uses bubblewrap.
+    """Runs Python programs in isolation with bubblewrap.
 
     Args:
         bwrap: Path of bwrap; looked up in PATH if empty.
-        python: Path of the Python that runs programs; see ``usable_python`` if empty.
+        python: Path of the Python that runs programs; found automatically if empty.
     """
 
     def __init__(self, *, bwrap: str = "", python: str = "") -> None:
@@ -39,7 +39,11 @@ class BubblewrapSandbox:
         self._scratch_bytes = 0
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
-        """See Sandbox."""
+        """Run a Python program in its own namespaces until it ends or reaches a limit.
+
+        Raises:
+            SandboxUnavailableError: bubblewrap or a usable Python was not found, or bubblewrap could not be started.
+        """
         command = [*self._prefix(limits.scratch_bytes), "-I", "-c", with_limits(program, limits)]
         try:
             return await run_bounded(
@@ -49,7 +53,7 @@ class BubblewrapSandbox:
             raise SandboxUnavailableError(f"bubblewrap could not be started: {error}") from error
 
     def why_too_much(self, limits: Limits) -> str | None:
-        """See Sandbox. A program cannot have more memory than the worker that starts it."""
+        """Return the reason if the limits allow more memory than this worker process may have, else None."""
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         if hard == resource.RLIM_INFINITY or limits.memory_bytes <= hard:
             return None
@@ -102,10 +106,13 @@ def _python_directories(python: str) -> list[str]:
 
 
 def usable_python() -> str:
-    """Return the path of a Python for programs.
+    """Return the path of a Python that can run programs in the sandbox.
 
     This is the Python of this process, outside its virtual environment, or the system's Python. As root it must be
     reachable by other users.
+
+    Raises:
+        SandboxUnavailableError: No such Python was found.
     """
     own = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     candidates = [own, Path(sys.executable).resolve(), Path("/usr/bin/python3"), Path("/usr/local/bin/python3")]

@@ -27,9 +27,10 @@ print(sys.stdin.read(), os.getpid(), sys.version_info >= (3, 10))
 
 
 class SandboxChoice(msgspec.Struct, frozen=True):
-    """Which sandbox runs generated code; see the settings of the same names.
+    """The operator's choice of the sandbox for generated code.
 
-    ``num_workers`` is the number of worker processes that share the processors.
+    ``bwrap`` and ``python`` are paths, found automatically if empty. ``image`` is for Docker only. ``num_workers`` is
+    the number of worker processes that share the processors.
     """
 
     kind: Kind = "bubblewrap"
@@ -40,7 +41,10 @@ class SandboxChoice(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """The state of this worker process. It is global because reward functions cannot be given extra arguments."""
+    """The sandbox of this worker process, and the result of its last test.
+
+    It is global because reward functions cannot be given extra arguments.
+    """
 
     sandbox: Sandbox = BubblewrapSandbox()
     num_workers = 1
@@ -49,7 +53,7 @@ class _State:
 
 
 def choose(choice: SandboxChoice) -> None:
-    """Set the sandbox of this process."""
+    """Set the sandbox of this process, to be tested before its next use."""
     if choice.kind == "docker":
         _State.sandbox = DockerSandbox(image=choice.image)
     else:

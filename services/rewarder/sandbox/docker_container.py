@@ -32,7 +32,7 @@ _STDOUT = 1
 
 
 class DockerSandbox:
-    """A Sandbox that uses Docker.
+    """Runs Python programs in isolation, each in a new Docker container.
 
     Args:
         image: An image with ``python3``. It is not pulled, so it must exist already.
@@ -45,13 +45,17 @@ class DockerSandbox:
         self._is_known = False
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
-        """See Sandbox."""
+        """Run a Python program in a new container until it ends or reaches a limit. A thread waits for the engine.
+
+        Raises:
+            SandboxUnavailableError: The engine cannot be used, or failed while the program ran.
+        """
         return await asyncio.to_thread(
             self._run, with_limits(program, limits, counts_own_processes=False), stdin, limits
         )
 
     def why_too_much(self, limits: Limits) -> str | None:
-        """See Sandbox. Always None, because a worker's limits do not apply to the engine's containers."""
+        """Return None: the limits of this worker process do not apply to the engine's containers."""
         return None
 
     def _run(self, program: str, stdin: bytes, limits: Limits) -> Finished:
@@ -115,7 +119,7 @@ def _remove_abandoned(client: Any) -> None:
 
 
 def container_options(program: str, limits: Limits) -> dict[str, Any]:
-    """Return the options of a container for ``program``."""
+    """Return the options with which the engine creates a container that runs ``program``."""
     return {
         "entrypoint": ["python3", "-I", "-c"],
         "command": [program],

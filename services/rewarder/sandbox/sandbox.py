@@ -49,7 +49,7 @@ class SandboxUnavailableError(Exception):
 
 
 class Sandbox(Protocol):
-    """Runs programs in isolation."""
+    """The interface of a sandbox, which runs Python programs in isolation."""
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
         """Run a program to its end, as process 1 of its own process namespace. All its children end with it.
@@ -60,7 +60,7 @@ class Sandbox(Protocol):
         ...
 
     def why_too_much(self, limits: Limits) -> str | None:
-        """Return the reason why these limits exceed what a program can have, or None if they do not."""
+        """Return the reason why programs in this sandbox cannot have these limits, or None if they can."""
         ...
 
 
@@ -74,7 +74,7 @@ def _limit(kind, value):
 
 
 def with_limits(program: str, limits: Limits, *, counts_own_processes: bool = True) -> str:
-    """Return the program with code in front that sets its limits, which can only be set inside the sandbox.
+    """Return the program with code in front that sets its limits, because they can only be set inside the sandbox.
 
     A limit above the hard limit inside the sandbox is lowered to the hard limit.
 

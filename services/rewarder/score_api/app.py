@@ -60,7 +60,7 @@ NotReady = Callable[[], Awaitable[str | None]]
 def build_app(
     scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, listed: Listed = list, replica_id: str = ""
 ) -> FastAPI:
-    """Return the application. The caller wraps it in HttpGuard."""
+    """Return the FastAPI application. The caller adds access control and HTTP limits (HttpGuard)."""
     app = FastAPI(
         title="headrace rewarder",
         version="1",
@@ -155,7 +155,7 @@ async def _each(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
 
 
 def _score_reply(outcomes: list[tuple[RewardOutcome, ...]]) -> list[bytes]:
-    """Return a ScoreReply as pieces of JSON. Removes each row from ``outcomes`` once it is encoded.
+    """Encode the reply of POST /v1/score as pieces of JSON. Each row is removed from ``outcomes`` once it is encoded.
 
     Runs in a thread. Other threads can run between two rows.
     """
@@ -270,7 +270,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> str:
-    """Return the methods of a path. Each of them is a separate route."""
+    """Return the HTTP methods of the request's path, for the Allow header. Each method is a separate route."""
     routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
     path = next((route.path for route in routes if route.path_regex.fullmatch(request.scope["path"])), None)
     return ", ".join(sorted(method for route in routes if route.path == path for method in route.methods))

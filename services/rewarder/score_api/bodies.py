@@ -121,7 +121,7 @@ class Rows(Body):
         return self
 
     def call(self) -> RewardCall:
-        """Return the call that reward functions get."""
+        """Return these rows as the call that reward functions are given."""
         return RewardCall(
             prompts=[_plain(prompt) for prompt in self.prompts],
             completions=[_plain(completion) for completion in self.completions],
@@ -175,11 +175,11 @@ class ScoreRequest(Rows):
         return self
 
     def call(self) -> RewardCall:
-        """Return the call that reward functions get, with its ``reward_kwargs``."""
+        """Return these rows as the call that reward functions are given, with its ``reward_kwargs``."""
         return msgspec.structs.replace(super().call(), reward_kwargs=self.reward_kwargs)
 
     def weights(self) -> list[float]:
-        """Return one weight per function."""
+        """Return one weight per function, all 1.0 if the request has none."""
         return [1.0] * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
 
 

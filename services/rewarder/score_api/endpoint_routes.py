@@ -1,4 +1,4 @@
-"""The routes for reward endpoints.
+"""The HTTP routes that register, list, show, delete and test reward endpoints.
 
     POST   /v1/rewards               register a URL under a name
     GET    /v1/rewards               list built-ins, endpoints, and the functions in force at this rewarder
@@ -44,7 +44,7 @@ Listed = Callable[[], list[RewardFunctionInfo]]
 
 
 class RewardProblem(Exception):  # noqa: N818  an error reply, not a failure of the service
-    """An error reply, raised by a route."""
+    """Raised by a route to reply with an error: the HTTP status, a title and a detail."""
 
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)
@@ -52,7 +52,7 @@ class RewardProblem(Exception):  # noqa: N818  an error reply, not a failure of 
 
 
 def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, listed: Listed) -> None:
-    """Add the routes to the application. Its route class and error handlers apply to them too.
+    """Add the routes for reward endpoints. The application's route class and error handlers apply to them too.
 
     Args:
         app: The rewarder's application.

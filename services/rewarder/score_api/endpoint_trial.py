@@ -1,6 +1,6 @@
-"""Calls an endpoint once to show people each request and answer. Does not use retries or the queue.
+"""Calls a reward endpoint once to show people each request and answer. Does not use retries or the queue.
 
-An open breaker does not prevent the call, and an answer with verdicts closes it.
+An open circuit breaker does not prevent the call, and an answer with verdicts closes it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 64 * 1024
 async def trial(
     client: EndpointClient, call: RewardCall, *, requests: OutgoingRequests, timeout_s: float
 ) -> TrialReply:
-    """Send the rows once, and return all requests, answers and outcomes.
+    """Send the rows to an endpoint once, and return all requests, answers and outcomes.
 
     Raises:
         UserError: The rows need more than ``MAX_REQUESTS`` requests.

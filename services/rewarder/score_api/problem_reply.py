@@ -9,5 +9,5 @@ from shared.serving.http_guard import problem
 
 
 def problem_reply(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
-    """Return the reply. ``more`` has further fields of its body."""
+    """Return an error reply as problem+json. ``more`` has further fields of its body."""
     return JSONResponse(problem(status, title, detail, **more), status_code=status, media_type=PROBLEM_JSON)

@@ -1,11 +1,11 @@
-"""Limits HTTP requests: some are handled at a time, some wait, and the rest get a 429 with Retry-After.
+"""Limits expensive HTTP requests: some are handled at a time, some wait, and the rest get a 429 with Retry-After.
 
     request --> [in flight: <= max_inflight] --> application
                 [waiting:   <= max_queued] --> its client hangs up: forgotten
                 429, Retry-After
 
-Pure ASGI, in front of the expensive routes. About 64 KiB at most of the body of a waiting request are read, to notice
-when its client hangs up. Waiting requests therefore need little memory.
+Pure ASGI, in front of the routes that score, check or test rewards. At most about 64 KiB of a waiting request's body
+is read, to notice when its client hangs up. Waiting requests therefore need little memory.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ _MAX_READ_AHEAD_BYTES = 64 * 1024
 
 
 class RequestQueue:
-    """ASGI middleware.
+    """ASGI middleware that lets expensive requests wait for their turn, and answers with a 429 when too many wait.
 
     Args:
         app: The application.
         max_inflight: Most requests handled at a time.
         max_queued: Most requests that wait.
-        queue_timeout_s: Longest wait in seconds, then the reply is a 429 too.
+        queue_timeout_s: Longest wait in seconds. A request that waits longer gets a 429 too.
         metrics: Receives the number of waiting requests.
     """
 
@@ -71,7 +71,7 @@ class RequestQueue:
         """Wait for the turn of a request. Return False, without a turn, if its client hangs up meanwhile.
 
         Raises:
-            TurnedAwayError: See Turnstile.enter.
+            TurnedAwayError: Too many requests wait, or this one has waited too long.
         """
         entering = asyncio.create_task(self._turnstile.enter(lane=HTTP_LANE, tokens=0), name="turn of a request")
         leaving = asyncio.create_task(_client_leaves(receive, received), name="client of a request")
@@ -111,14 +111,17 @@ class RequestQueue:
         await reply(send, body, extra=[(b"retry-after", str(retry_after_s).encode())])
 
     def _retry_after_s(self) -> int:
-        """Return about how many seconds the requests that are handled or wait will take, from 1 to 60."""
+        """Return the seconds for Retry-After, from 1 to 60: about the time that all present requests will take."""
         num_present = self._turnstile.num_in_flight + self._turnstile.num_queued
         seconds = self._mean_s * num_present / self._max_inflight
         return max(1, min(_LONGEST_RETRY_AFTER_S, math.ceil(seconds)))
 
 
 async def _client_leaves(receive: Receive, received: deque[Message]) -> None:
-    """Return when the client has hung up. Reads messages into ``received``, and stops reading at a limit."""
+    """Return when the client has hung up, and keep its messages in ``received``.
+
+    After about 64 KiB, stop reading and do not return: the caller then cancels this coroutine.
+    """
     num_bytes = 0
     while num_bytes < _MAX_READ_AHEAD_BYTES:
         message = await receive()

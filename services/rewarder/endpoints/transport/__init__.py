@@ -1,1 +1,1 @@
-"""How requests leave for reward endpoints: rules, connections, retries, signatures."""
+"""Sends HTTP requests to reward endpoints: address rules, connections, retries, secrets and signatures."""

@@ -1,10 +1,11 @@
 """Decides which addresses a reward endpoint may have: public addresses, and addresses that the operator allows.
 
-    address --unwrap--> itself and every IPv4 address inside it --> on our list? --> allowed by the operator? --> dial
+    address --unwrap--> itself and every IPv4 address inside it --> each public, or allowed by the operator? --> dial
 
-The list is our own because the tables of ``ipaddress`` change between Python releases, and they call the NAT64 form of
-loopback global. The functions here take addresses that a resolver returned, never text: ``127.1``, ``2130706433`` and
-``0x7f000001`` are not addresses to ``ipaddress``, but the resolver reads them as loopback.
+The list of networks that are not public is our own: the tables of ``ipaddress`` change between Python releases, and
+they call the NAT64 form of loopback global. The functions here take addresses that a resolver returned, never text:
+``127.1``, ``2130706433`` and ``0x7f000001`` are not addresses to ``ipaddress``, but the resolver reads them as
+loopback.
 """
 
 import ipaddress
@@ -99,7 +100,7 @@ def why_denied(address: Address, *, is_allowed_host: bool, allowed_networks: Seq
 
 
 def _inside(address: Address) -> list[Address]:
-    """Return the IPv4 addresses that an IPv6 address carries."""
+    """Return the IPv4 addresses that an IPv6 address carries, as in NAT64, 6to4 or Teredo."""
     if not isinstance(address, ipaddress.IPv6Address) or address == _LOOPBACK_6:
         return []
     found: list[Address] = [

@@ -19,7 +19,7 @@ def max_bytes_around(max_answer_bytes: int) -> int:
 
 
 class BoundedStream(httpcore.AsyncNetworkStream):
-    """Wraps a network stream and limits what is read from it.
+    """A network stream that fails if the server sends too many bytes after a write.
 
     Args:
         stream: The connection to the server.
@@ -32,7 +32,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         self._num_read = 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109  httpcore's
-        """Read; raises httpcore.ReadError if more than the allowed bytes were read since the last write."""
+        """Read from the server; raises httpcore.ReadError if it sent too many bytes since the last write."""
         data = await self._stream.read(max_bytes, timeout)
         self._num_read += len(data)
         if self._num_read > self._max_bytes:
@@ -40,7 +40,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109  httpcore's
-        """Write, and restart the count of bytes read."""
+        """Write to the server, and restart the count of bytes read."""
         self._num_read = 0
         await self._stream.write(buffer, timeout)
 
@@ -63,5 +63,5 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         return BoundedStream(stream, max_bytes=self._max_bytes)
 
     def get_extra_info(self, info: str) -> Any:
-        """See httpcore."""
+        """Return information about the wrapped stream, such as its socket or address. httpcore defines the keys."""
         return self._stream.get_extra_info(info)

@@ -16,7 +16,7 @@ State = Literal["closed", "half-open", "open"]
 
 
 class Breaker:
-    """The breaker of one endpoint. ``now_s`` in its methods is a monotonic clock in seconds.
+    """The circuit breaker of one endpoint. ``now_s`` in its methods is a monotonic clock in seconds.
 
     Args:
         max_failures: Failures in a row that open it.
@@ -32,9 +32,10 @@ class Breaker:
         self._why = ""
 
     def state(self, now_s: float) -> State:
-        """Return the current state. It is half-open while a probe request is under way.
+        """Return the current state. It is half-open while a probe is under way.
 
-        It is closed some time after the pause, although the next request will be a probe: there may never be one.
+        A probe is the one request that tests whether the endpoint is back. If no probe has begun 15 minutes after the
+        pause, the state counts as closed, because there may never be another request.
         """
         if self._opened_at_s is None:
             return "closed"
@@ -53,7 +54,7 @@ class Breaker:
         return f"it failed {self._num_failures} times in a row ({self._why}) and is not called now; {when}"
 
     def starts(self) -> bool:
-        """Record that a request is sent. Return whether it is the probe, which ``failed`` and ``gave_up`` need."""
+        """Record that a request is sent. Return whether it is the probe: ``failed`` and ``gave_up`` need to know."""
         is_probe = self._opened_at_s is not None
         self._is_probing = self._is_probing or is_probe
         return is_probe
@@ -68,7 +69,7 @@ class Breaker:
         return was_open
 
     def failed(self, why: str, now_s: float, *, is_probe: bool) -> bool:
-        """Count a failure. Return whether it opened the breaker, which was closed before.
+        """Count a failure of the endpoint. Return whether it opened the breaker, which was closed before.
 
         Failures of requests that were sent before the breaker opened do not make the pause longer.
         """
@@ -81,5 +82,5 @@ class Breaker:
         return self._opened_at_s is not None and not was_open
 
     def gave_up(self, *, is_probe: bool) -> None:
-        """Forget a request that ended without a result, such as a cancelled one. It says nothing about the endpoint."""
+        """Record that a request ended without a result, such as a cancelled one. It says nothing about the endpoint."""
         self._is_probing = self._is_probing and not is_probe

@@ -43,7 +43,7 @@ class RefusedAnswerError(Exception):
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """A complete answer."""
+    """A complete HTTP answer. Names of headers are in lower case."""
 
     status: int
     headers: dict[str, str]

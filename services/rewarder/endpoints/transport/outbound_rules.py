@@ -2,8 +2,8 @@
 
     URL --parse (httpx)--> scheme, host, port --> port allowed? --> resolve --> every address allowed? --> connect
 
-The result of this parse is dialled: no second parser reads the text. The addresses are checked again at each connect
-(pinned_network.py), because a host name that is harmless now may have another address at the next lookup.
+Connections use the result of this parse: no second parser reads the text. The addresses are checked again at each
+connect (pinned_network.py), because a host name that is harmless now may have another address at the next lookup.
 """
 
 import ipaddress
@@ -28,7 +28,10 @@ class ForbiddenTargetError(UserError):
 
 @dataclass(frozen=True)
 class AllowedHost:
-    """A host that may have an internal address. ``port`` None does not change the allowed ports, 0 allows all."""
+    """A host that may have an internal address, because the operator allows it.
+
+    ``port`` None means the ports that all endpoints may use, 0 means all ports, and a number only that port.
+    """
 
     host: str
     port: int | None = None
@@ -39,7 +42,7 @@ class AllowedHost:
         return name == self.host or (self.host.startswith("*.") and name.endswith(self.host[1:]))
 
     def opens(self, host: str, port: int) -> bool:
-        """Return whether this entry allows ``host`` at ``port``. Another port may be another service."""
+        """Return whether this entry allows ``host`` at ``port``. Another port of the host may be another service."""
         return self.covers(host) and self.port in (None, 0, port)
 
 
@@ -99,11 +102,11 @@ class OutboundRules:
                 )
 
     def is_allowed_host(self, host: str, port: int) -> bool:
-        """Return whether the operator allowed this host, at this port or without a port."""
+        """Return whether the operator allowed this host by name, at this port, at all ports, or without a port."""
         return any(allowed.opens(host, port) for allowed in self.hosts)
 
     def is_named_by_operator(self, host: str, port: int) -> bool:
-        """Return whether the operator allowed this host. A host that is an address may be in an allowed network."""
+        """Return whether the operator allowed this host, or, if it is an address, a network that contains it."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -127,7 +130,7 @@ def target(url: httpx.URL) -> tuple[str, int]:
 
 
 def parse_hosts(text: str) -> tuple[AllowedHost, ...]:
-    """Return the hosts in ``judge.internal,*.svc.cluster.local:8080,127.0.0.1:*``; raises ValueError."""
+    """Parse a list of hosts, such as ``judge.internal,*.svc.cluster.local:8080,127.0.0.1:*``; raises ValueError."""
     found: list[AllowedHost] = []
     for entry in _entries(text):
         match = _ALLOWED_HOST.fullmatch(entry)
@@ -140,7 +143,7 @@ def parse_hosts(text: str) -> tuple[AllowedHost, ...]:
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Return the networks in ``10.1.0.0/16,fd00::/8``; raises ValueError."""
+    """Parse a list of networks, such as ``10.1.0.0/16,fd00::/8``; raises ValueError."""
     found: list[Network] = []
     for entry in _entries(text):
         try:
@@ -151,7 +154,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 
 def parse_ports(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the ranges in ``80,443,8000-8999``; raises ValueError."""
+    """Parse a list of ports, such as ``80,443,8000-8999``, into ranges of first and last port; raises ValueError."""
     found: list[tuple[int, int]] = []
     for entry in _entries(text):
         first, _, last = entry.partition("-")

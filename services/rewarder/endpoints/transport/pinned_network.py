@@ -31,7 +31,7 @@ _MAX_THREADS = 64
 
 
 class PinnedNetwork(httpcore.AsyncNetworkBackend):
-    """The network backend that httpcore opens connections with.
+    """The network backend with which httpcore opens connections to reward endpoints.
 
     Args:
         rules: The addresses that are allowed.
@@ -74,11 +74,11 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109  httpcore's signature
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Raise ForbiddenTargetError."""
+        """Raise ForbiddenTargetError, because a reward endpoint cannot be a Unix socket."""
         raise ForbiddenTargetError("reward endpoints cannot be Unix sockets")
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep."""
+        """Sleep without blocking the event loop; httpcore requires this method of a backend."""
         await asyncio.sleep(seconds)
 
     async def allowed_addresses(self, host: str, port: int) -> list[Address]:
@@ -117,7 +117,7 @@ class Resolver:
         self._free_threads = asyncio.Semaphore(_MAX_THREADS)
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        """See Resolve."""
+        """Return the addresses of a host and port, as text, in the order in which to try them; raises OSError."""
         key = (host, port)
         if key not in self._asking:
             await self._free_threads.acquire()

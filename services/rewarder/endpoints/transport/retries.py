@@ -24,11 +24,11 @@ _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.25, 10.0
 
 
 class EndpointDown(RewardFailure):
-    """The endpoint is down or overloaded. Its breaker counts this failure."""
+    """The endpoint is down or overloaded. Its circuit breaker counts this failure."""
 
 
 class EndpointThere(RewardFailure):
-    """The call failed, but the endpoint answered. This closes its breaker."""
+    """The call failed, but the endpoint answered. This closes its circuit breaker."""
 
 
 async def with_retries(
@@ -39,7 +39,7 @@ async def with_retries(
     before_retry: Callable[[str, float], Awaitable[None]],
     detail_of: Callable[[HttpAnswer], str],
 ) -> HttpAnswer:
-    """Send until an answer is final, and return it. An answer of 5xx or 429 is never returned.
+    """Send a request until its answer is final, and return that answer. A 5xx or 429 is never returned.
 
     Args:
         try_once: Sends the request once, within the given seconds.
@@ -88,13 +88,13 @@ async def with_retries(
 
 
 def backoff_s(num_tries: int, headers: Mapping[str, str], *, now_s: float) -> float:
-    """Return the seconds to wait after ``num_tries`` tries. ``now_s`` is in Unix seconds."""
+    """Return the seconds to wait before the next try, after ``num_tries`` tries. ``now_s`` is in Unix seconds."""
     jitter_s = random.uniform(0.0, min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_tries - 1)))
     return max(jitter_s, _asked_for_s(headers.get("retry-after", ""), now_s))
 
 
 def outcome_of_status(status: int) -> CallOutcome:
-    """Return the outcome of the completions when the answer has this status, which is not 2xx."""
+    """Return the outcome of the completions for an HTTP status that is not 2xx, or for 0 if the connection failed."""
     return "overload" if status in _OVERLOADED else "error"
 
 

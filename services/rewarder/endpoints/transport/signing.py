@@ -14,7 +14,7 @@ SIGNATURE_HEADER = "x-headrace-signature"
 
 
 def signature_headers(body: bytes, *, secret: str, at_s: float) -> dict[str, str]:
-    """Return the two headers for ``body``, sent at ``at_s`` in Unix seconds."""
+    """Return the timestamp header and the signature header for ``body``, sent at ``at_s`` in Unix seconds."""
     timestamp = str(int(at_s))
     digest = hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
     return {TIMESTAMP_HEADER: timestamp, SIGNATURE_HEADER: f"v1={digest}"}

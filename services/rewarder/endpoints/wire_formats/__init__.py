@@ -1,1 +1,1 @@
-"""The formats in which reward endpoints are asked and answer."""
+"""The wire formats of reward endpoints: how requests are written, and how answers are read."""

@@ -27,7 +27,7 @@ _STATUSES: tuple[CallOutcome, ...] = ("scored", "not_applicable", "timeout", "in
 
 
 class HeadraceFormat:
-    """See WireFormat."""
+    """Writes requests and reads answers in headrace's own format, with one item per completion."""
 
     max_batch: int | None = None
 
@@ -36,7 +36,7 @@ class HeadraceFormat:
         return []
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Accept every call."""
+        """Accept every call, because this format needs no particular column."""
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return a request with one item per completion."""

@@ -41,16 +41,21 @@ _CUT_CHARACTERS = 200
 
 
 class OpenAIJudgeFormat:
-    """See WireFormat."""
+    """Writes a chat request that asks a language model for a score, and reads the score from its answer."""
 
     max_batch: int | None = 1
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
-        """Return the columns that the rubric shows."""
+        """Return the data set columns that the judge's rubric shows."""
         return [[column] for column in _options(spec).columns]
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse a call that lacks a column of the rubric, and a row where such a column is null."""
+        """Refuse a call that lacks a column of the rubric, and a row where such a column is null.
+
+        Raises:
+            CallError: The call lacks a column that the rubric shows.
+            NothingToJudgeError: Such a column is null in this row.
+        """
         for column in _options(spec).columns:
             if column not in call.columns:
                 columns = ", ".join(sorted(call.columns)) or "none"
@@ -71,7 +76,11 @@ class OpenAIJudgeFormat:
         return WireRequest(msgspec.json.encode(body), path=PATH)
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
-        """Return one verdict, with the end of the judge's text as its detail."""
+        """Return one verdict from the judge's answer, with the end of its text or reasoning as the detail.
+
+        Raises:
+            InvalidAnswerError: The answer was cut, has no clear score, or has a score that is not on the scale.
+        """
         options = _options(spec)
         content = _content(body)
         if options.answer_format == "json":
@@ -120,7 +129,7 @@ def _response_format(options: JudgeOptions) -> dict[str, Any]:
 
 
 def _content(body: bytes) -> str:
-    """Return the text that the judge wrote."""
+    """Return the text that the judge wrote; raises InvalidAnswerError if it is missing or was cut."""
     choices: object = as_object(parse_json(body), what="the answer").get("choices")
     if not isinstance(choices, list) or not choices:
         raise InvalidAnswerError("the answer has no choices, so it is not a chat completion")
@@ -141,7 +150,7 @@ def _content(body: bytes) -> str:
 
 
 def _from_text(content: str, options: JudgeOptions) -> float:
-    """Return the number on the last score line."""
+    """Return the number on the last line "Score: N" of the judge's text; raises InvalidAnswerError without one."""
     lines = _SCORE_LINE.findall(content)
     if not lines:
         raise InvalidAnswerError(f"the judge's answer has no line 'Score: N': ...{_shown(content[-_CUT_CHARACTERS:])}")
@@ -155,7 +164,7 @@ def _from_text(content: str, options: JudgeOptions) -> float:
 
 
 def _from_json(content: str) -> tuple[float, dict[str, float], str]:
-    """Return the score, the named numbers in the answer, and the reasoning."""
+    """Return the score, the named numbers and the reasoning in the judge's JSON; raises InvalidAnswerError."""
     fenced = _FENCED.match(content)
     try:
         found = parse_json(content if fenced is None else fenced[1], what="the judge's answer")
@@ -185,6 +194,6 @@ def _shown(text: str) -> str:
 
 
 def _end_of(text: str) -> str:
-    """Return a text short enough for a detail. A long text keeps its end, where the score and its reasons are."""
+    """Return a text short enough for a verdict's detail. A long text keeps its end, where score and reasons are."""
     line = " ".join(text.split())
     return printable(line if len(line) <= MAX_DETAIL_CHARS else f"...{line[3 - MAX_DETAIL_CHARS :]}")

@@ -32,24 +32,24 @@ _BETWEEN_MESSAGES = "\n\n"
 
 
 class OpenRlhfFormat:
-    """See WireFormat."""
+    """Writes requests and reads answers in the format of OpenRLHF's ``remote_rm_url``."""
 
     max_batch: int | None = None
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
-        """Return the column of the labels, if the specification names one."""
+        """Return the data set column that is sent as labels, if the specification names one."""
         column = _label_column(spec)
         return [] if column is None else [[column]]
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse a call that lacks the column of the labels."""
+        """Refuse a call that lacks the data set column that is sent as labels; raises CallError."""
         column = _label_column(spec)
         if column is not None and column not in call.columns:
             columns = ", ".join(sorted(call.columns)) or "none"
             raise CallError(f"needs the column '{column}' for its labels; the columns are: {columns}")
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return a request with the queries, prompts and labels."""
+        """Return a request with the prompts, the labels, and the queries: each prompt followed by its completion."""
         column = _label_column(spec)
         labels: list[Any] = [""] * len(call.completions) if column is None else call.columns[column]
         prompts = [_text(prompt) for prompt in call.prompts]
@@ -60,7 +60,11 @@ class OpenRlhfFormat:
         return WireRequest(msgspec.json.encode({"query": queries, "prompts": prompts, "labels": labels}))
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
-        """Return the verdicts. A single number is accepted as the reward of a single completion."""
+        """Return the verdicts in an answer. A single number is accepted as the reward of a single completion.
+
+        Raises:
+            InvalidAnswerError: The answer is not a JSON object with rewards or scores.
+        """
         answer = as_object(parse_json(body), what="the answer")
         rewards = answer.get("rewards", answer.get("scores"))
         if rewards is None:
@@ -76,7 +80,7 @@ class OpenRlhfFormat:
 
 
 def _logs(found: object, num_completions: int) -> list[dict[str, float]]:
-    """Return the numbers of ``extra_logs`` for each completion.
+    """Return the numbers of the answer's ``extra_logs`` for each completion.
 
     Lists of another length and values that are not finite numbers are ignored: logs are only for people to read.
     """

@@ -23,7 +23,7 @@ from services.rewarder.reward_call import NOT_COLUMNS, RewardCall, Verdict, judg
 
 
 class TrlFormat:
-    """See WireFormat."""
+    """Writes the arguments of a TRL reward function as JSON, and reads a list of rewards."""
 
     max_batch: int | None = None
 
@@ -32,10 +32,10 @@ class TrlFormat:
         return []
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Accept every call."""
+        """Accept every call, because this format needs no particular column."""
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return a request with the keyword arguments of the function."""
+        """Return a request with the keyword arguments of a TRL reward function as a JSON object."""
         body: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}
         completions = [with_objects(completion) for completion in call.completions]
         body |= {"prompts": call.prompts, "completions": completions, "trainer_state": call.trainer_state.known()}

@@ -1,4 +1,4 @@
-"""The protocol of wire formats, which encode a call as a request body and decode an answer into verdicts.
+"""The interface of wire formats, which encode a reward call as a request body and decode an answer into verdicts.
 
     RewardCall --slices of batch_size--> encode --> body --HTTP--> body --> decode --> one Verdict per completion
 
@@ -24,7 +24,7 @@ _MAX_COMPONENT_NAME = 64
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """Facts about a request besides its rows.
+    """The facts about a request to an endpoint besides its completions.
 
     ``request_id`` is the same for all tries. ``run_id`` is None outside of runs. ``deadline_at_s`` is in Unix seconds.
     If ``signed_at_s`` is set, the signatures of all tries have that time; otherwise each try has its own.
@@ -37,22 +37,22 @@ class RequestContext(msgspec.Struct, frozen=True):
 
 
 class WireRequest(msgspec.Struct, frozen=True):
-    """One request: its JSON body, and a path to append to the registered URL's path."""
+    """A request to an endpoint: its JSON body, and a path to append to the registered URL's path."""
 
     body: bytes
     path: str = ""
 
 
 class InvalidAnswerError(Exception):
-    """The answer does not follow the format. Every completion of the request is ``invalid``."""
+    """The endpoint's answer does not follow the wire format. Every completion of the request is ``invalid``."""
 
 
 class NothingToJudgeError(Exception):
-    """The row lacks a value that the format needs. Its completion is ``not_applicable``."""
+    """The row lacks a value that the wire format needs. Its completion is ``not_applicable``."""
 
 
 class WireFormat(Protocol):
-    """How an endpoint's requests and answers are written."""
+    """The interface of a wire format: it writes requests to an endpoint and reads the answers."""
 
     @property
     def max_batch(self) -> int | None:
@@ -86,12 +86,12 @@ class WireFormat(Protocol):
 
 
 def batch_size(spec: EndpointSpec, wire_format: WireFormat) -> int | None:
-    """Return the most completions for one request; None if there is no limit."""
+    """Return the most completions for one request to an endpoint; None if there is no limit."""
     return min((size for size in (spec.batch_size, wire_format.max_batch) if size is not None), default=None)
 
 
 def slices(call: RewardCall, size: int | None) -> list[RewardCall]:
-    """Split the call into parts of at most ``size`` completions each."""
+    """Split a call into parts of at most ``size`` completions each; into one part if ``size`` is None."""
     num_completions = len(call.completions)
     if size is None or size >= num_completions:
         return [call]
@@ -133,7 +133,7 @@ def parse_json(text: bytes | str, *, what: str = "the answer") -> Any:
 
 
 def finite_components(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return the components of a reward.
+    """Return the components of a reward: the named numbers that an endpoint may report beside it.
 
     Raises:
         InvalidAnswerError: There are more than ``MAX_COMPONENTS``, or one is not a finite number.
@@ -150,7 +150,7 @@ def finite_components(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def component_name(name: str) -> str:
-    """Return a printable name of at most 64 characters."""
+    """Return the name of a reward's component as printable text of at most 64 characters."""
     return printable(name[:_MAX_COMPONENT_NAME])
 
 

@@ -1,1 +1,1 @@
-"""Code that runs inside a sandbox. Its Python (3.10 or newer) gets it as text, with only the standard library."""
+"""Code that runs inside a sandbox, sent there as text. It needs only the standard library of Python 3.10 or newer."""

@@ -1,4 +1,4 @@
-"""Process 1 of the sandbox: runs the tests against the code. Only it knows the tests and their expected values.
+"""Process 1 of the sandbox: runs the tests against the generated code. Only it knows the tests and expected values.
 
     stdin --payload--> judge --calls, arguments--> tested code      assert lines: the judge evaluates them
                          |  <--plain data--------- (tested_code.py)
@@ -61,17 +61,20 @@ class Verdicts:
         self.why = ""
 
     def begin(self) -> None:
-        """Report that the code starts to run. If no verdict follows, the code is at fault."""
+        """Print that the tested code starts to run. If no verdict follows, the code is at fault."""
         if not self._has_begun:
             self._has_begun = True
             os.write(1, json.dumps({"nonce": self._nonce, "begun": True}).encode() + b"\n")
 
     def note(self, index: int, why: str) -> None:
-        """Keep the reason of the first failed test."""
+        """Record why a test failed. Only the reason of the first failed test is kept."""
         self.why = self.why or f"test {index + 1} of {len(self.passed)}: {why}"[:250]
 
     def give_up(self, why: str) -> None:
-        """End without a verdict. If the code has started, report the tests that it has passed so far instead."""
+        """Print that no verdict is possible, and end the sandbox.
+
+        If the tested code has started, the tests that it has passed so far are the verdict instead.
+        """
         if not self._has_begun:
             self.say(unjudged=why[:200])
         self.why = self.why or why[:250]
@@ -232,7 +235,7 @@ def _end_in_time(payload: dict[str, Any], verdicts: Verdicts) -> None:
 
 
 def main() -> None:
-    """Read the payload from stdin and judge it."""
+    """Read the code and its tests from stdin, run the tests, and print the verdict."""
     payload = json.loads(sys.stdin.buffer.read())
     verdicts = Verdicts(payload["nonce"], len(payload["tests"]))
     if os.getpid() != 1 or ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:

@@ -12,7 +12,10 @@ from typing import Any, cast
 
 
 def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
-    """Return ``value`` in a form that JSON can hold. ``number_of`` returns the number of an object."""
+    """Return ``value`` in a form that JSON can hold.
+
+    ``number_of`` returns the number to send for an object that is not plain data.
+    """
 
     def items(values: Any) -> list[Any]:
         return [encode(item, number_of) for item in values]
@@ -47,7 +50,9 @@ def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
 
 
 def decode(data: Any, object_of: Callable[[int], Any]) -> Any:
-    """Return the value that was encoded. ``object_of`` returns the object, or its proxy, for a number.
+    """Return the value that ``encode`` has encoded.
+
+    ``object_of`` returns the object, or a proxy for it, that belongs to a number.
 
     Raises:
         Exception: The data is not valid.

@@ -33,7 +33,10 @@ def num_tasks() -> int:
 
 
 def last_number() -> int:
-    """Return the id of the newest thread, which counts the threads made so far; 0 if the kernel does not report it."""
+    """Return the id of the newest thread, or 0 if the kernel does not report it.
+
+    Ids in the sandbox count up from 1, so it is also the number of threads made so far.
+    """
     try:
         with open("/proc/loadavg", encoding="utf-8") as file:
             return int(file.read().split()[-1])
@@ -42,7 +45,7 @@ def last_number() -> int:
 
 
 def note_waiting(pid: int) -> None:
-    """Record how long a process has waited so far. The kernel does not report it after the process has ended."""
+    """Record how long a process has waited for a processor, which the kernel does not report after the process ends."""
     try:
         with open(f"/proc/{pid}/schedstat", encoding="utf-8") as file:
             waited_s = int(file.read().split()[1]) / 1e9
@@ -52,12 +55,12 @@ def note_waiting(pid: int) -> None:
 
 
 def waited_s() -> float:
-    """Return the waiting time of all recorded processes together, in seconds."""
+    """Return how long all recorded processes together have waited for a processor, in seconds."""
     for pid in list(_waited_s):
         note_waiting(pid)
     return sum(_waited_s.values())
 
 
 def num_noted() -> int:
-    """Return the number of recorded processes."""
+    """Return the number of processes whose waiting time is recorded."""
     return len(_waited_s)

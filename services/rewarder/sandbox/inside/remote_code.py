@@ -1,4 +1,4 @@
-"""The judge's side of the code under test: its process, and proxies for its objects.
+"""Lets the judge use the code under test: holds the code's process, and proxies for the objects in it.
 
     judge --RemoteObject(...)--> TestedCode --a line of JSON--> tested_code.py, in a process of its own
 
@@ -25,19 +25,19 @@ _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class CodeGoneError(BaseException):
-    """The process of the code has ended or sent an invalid reply. Not an Exception, so that tests do not catch it."""
+    """The process of the tested code has ended or sent an invalid reply. Not an Exception, so tests do not catch it."""
 
 
 class UnfitTestError(BaseException):
-    """A test needs something that is not possible across processes."""
+    """A test does something that is not possible across processes, such as passing an object that is not plain data."""
 
 
 class CodeRaisedError(Exception):
-    """The code raised an exception that the judge cannot rebuild, for example of a class that the code defines."""
+    """The tested code raised an exception that the judge cannot rebuild, such as an exception of its own class."""
 
 
 class RemoteObject:
-    """A proxy for an object in the process of the code. It never equals anything else, whatever the object claims."""
+    """A proxy for an object in the tested code's process. It never equals anything else, whatever the object claims."""
 
     def __init__(self, code: "TestedCode", number: int) -> None:
         self.__dict__["_code"] = code
@@ -47,7 +47,7 @@ class RemoteObject:
         return self.__dict__["_code"].ask(do, self.__dict__["_number"], args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object, in the process of the code."""
+        """Call the object in the tested code's process, and return the result or raise the exception."""
         return self._ask("call", *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +89,7 @@ class RemoteObject:
 
 
 class TestedCode:
-    """The process of the code, and the names that the code defines."""
+    """The process that runs the code under test, and the names that the code defines."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", code: str, cpu_s: int) -> None:
         self.gone: CodeGoneError | None = None
@@ -101,7 +101,7 @@ class TestedCode:
         self.names = self._names(reply["names"])
 
     def ask(self, do: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Send a request to the code's process; return its value, or raise the exception that it raised."""
+        """Send a request to the tested code's process; return its value, or raise the exception that it raised."""
         request = {
             "do": do,
             "of": number,
@@ -120,12 +120,15 @@ class TestedCode:
             raise self._lost(f"sent an invalid reply: {type(error).__name__}") from error
 
     def check(self) -> None:
-        """Raise CodeGoneError if the code was lost, even if a test caught the exception."""
+        """Raise CodeGoneError if the code's process has been lost, even if a test caught that exception."""
         if self.gone is not None:
             raise self.gone
 
     def _lost(self, why: str) -> CodeGoneError:
-        """Record that the code is gone and return the exception to raise. A test that catches it cannot hide it."""
+        """Record that the code's process is lost, and return the exception to raise.
+
+        A test that catches the exception cannot hide the loss: ``check`` raises it again.
+        """
         self.gone = CodeGoneError(why)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
@@ -134,7 +137,7 @@ class TestedCode:
         return self.gone
 
     def _names(self, said: Any) -> dict[str, Any]:
-        """Return the names of the code that tests may use, except names of built-ins and standard library modules.
+        """Return the names of the tested code for use in tests, except names of built-ins and standard library modules.
 
         A module of the standard library that the code imports is imported here.
         """
@@ -178,7 +181,7 @@ class TestedCode:
 
 
 def _rebuilt(kind: str, message: str) -> Exception:
-    """Rebuild the code's exception from its name and message, the only parts that were sent."""
+    """Rebuild an exception of the tested code from its name and message, the only parts that were sent."""
     known = getattr(builtins, kind, None)
     # StopIteration would silently end a loop in the test, and skip the loop's remaining assertions.
     if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
@@ -210,7 +213,7 @@ def start(command: list[str], stdin: Any) -> "subprocess.Popen[bytes]":
 
 
 def how_it_ended(process: "subprocess.Popen[bytes]", *, within_s: float | None = 1.0) -> str:
-    """Return text that continues "its process ended", or an empty text if the process has not ended."""
+    """Return how a process ended, as text after "its process ended"; empty if it has not ended within ``within_s``."""
     note_waiting(process.pid)
     try:
         code = process.wait(timeout=within_s)

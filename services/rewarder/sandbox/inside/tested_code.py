@@ -71,7 +71,7 @@ def _reply(outgoing: Any, content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Load the code, then answer requests until the judge closes the pipe."""
+    """Load the code under test, then answer the judge's requests until the judge closes the pipe."""
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):  # discards what the code prints
