@@ -1,1 +1,1 @@
-"""The sessions service: plays rollouts of several turns, with tools."""
+"""The sessions service: runs rollouts of several turns, with tools, environments or agent programs."""

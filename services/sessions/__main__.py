@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM. Return the exit code: 0 stopped on request, 1 crashed (restart it), 2 a setting is wrong."""
+    """Run the sessions service until SIGTERM, and return the process's exit code.
+
+    0 means stopped on request, 1 crashed (restart it), and 2 that the user must correct something, such as a setting.
+    """
     argparse.ArgumentParser(
         prog="python -m services.sessions",
         description="Plays the rollouts of runs with tools. Settings: HEADRACE_REDIS_URL, HEADRACE_HOST, "

@@ -1,10 +1,10 @@
-"""Plays one rollout with an agent program, which asks the rollout's session for turns.
+"""Plays one rollout by running the user's agent program, which asks for the policy's turns over HTTP.
 
     session opened --> base URL, key --> program --turns--> ... --> it ends, with a reward or without one
 
-The rollout is lost, with the reason, if the program ends with an error or without a turn, or asks for nothing new for
-too long. An error after a turn was refused because the conversation had grown too long is the end of the rollout, like
-any other: programs that are not made for it end with the refusal, and what the policy wrote until then is scored.
+A turn is one assistant message. The rollout is lost (not scored and not trained), with the reason, if the program ends
+with an error or without a turn, or asks for no new turn for too long. There is one exception: many programs end with
+an error when a turn is refused because the conversation has grown too long. The messages until then are scored.
 
 The program is started again by a replica that takes the rollout over. As long as it sends the recorded requests again,
 it gets the recorded turns.
@@ -24,7 +24,7 @@ from shared.messages import PlayedEnvironment, PromptGroup
 
 
 class AgentSilentError(Exception):
-    """An agent program neither ends nor asks for a turn."""
+    """An agent program was silent for too long: it neither ended nor asked for a new turn."""
 
 
 class AgentPlayer:
@@ -32,9 +32,9 @@ class AgentPlayer:
 
     Args:
         program: The agent program.
-        sessions: Where the rollouts' sessions are opened.
+        sessions: Gives each rollout's session a URL and a key.
         timeout_s: Longest silence of the program, in seconds.
-        max_completion_length: Most tokens of a row after its prompt.
+        max_completion_length: Most tokens of the conversation after its prompt.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AgentPlayer:
         self._max_completion_length = max_completion_length
 
     async def play(self, session: Session, prompt: PromptGroup) -> ToolRollout:
-        """Play a rollout to its end.
+        """Run the agent program for one rollout. If the program fails, the returned rollout has the reason in ``lost``.
 
         Raises:
             GroupTakenError: Another replica plays the rollout.
@@ -85,11 +85,11 @@ class AgentPlayer:
 
 
 async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: AgentProgram, timeout_s: float) -> None:
-    """Wait for the end of the program, of its session, or of the patience with it.
+    """Run the program until it ends, its session ends, or it has been silent for ``timeout_s`` seconds.
 
     Raises:
         AgentFailedError: The program ended with an error.
-        AgentSilentError: It is silent.
+        AgentSilentError: The program neither ended nor asked for a new turn in this time.
         HeadraceError: The session cannot go on.
     """
     running = asyncio.create_task(program.run(opened, prompt), name=f"agent of {opened.session.session_id}")

@@ -1,8 +1,9 @@
-"""The HTTP application of the sessions service: health checks, releases, the check of tools, sessions (session_api/).
+"""The FastAPI application of the sessions service: health checks, releases, the check of tools, and sessions.
 
 GET /livez, /readyz         need no key, carry no data
-GET /v1/about               releases: shared/service/about.py
-POST /v1/tools/check        the tools of a run that is submitted: tool_check.py
+GET /v1/about               installed releases: shared/service/about.py
+POST /v1/tools/check        imports the tools of a run when it is submitted: tool_check.py
+/v1/sessions/...            conversations in which the policy takes turns: session_api/
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,7 +37,7 @@ class Health(BaseModel):
 
 
 def build_app(*, why_not_ready: NotReady, check_tools: Check, sessions: OpenSessions, replica_id: str) -> FastAPI:
-    """Return the application, without its guards."""
+    """Return the FastAPI application. The caller adds access control and the limits of HTTP requests."""
     app = FastAPI(title="headrace sessions", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(BodyError, _body_error)
@@ -93,7 +94,7 @@ async def _unusable_tools(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _client_gone(_: Request, _error: Exception) -> JSONResponse:
-    """Return a reply that no client reads. Without it, the disconnect would be logged as an error of the service."""
+    """Return an answer that no client reads, so that a disconnect is not logged as an error of the service."""
     return _answer(problem(400, "Incomplete body", "The connection was closed before the body was whole."))
 
 

@@ -2,8 +2,9 @@
 
     row {environment: "game", ...} --of--> the environments of "game" --> environment_rollout.py
 
-A rollout has the tools of its own environment only. ``reset`` gets the row without the column that made the choice. A
-row that names none of the environments loses its rollouts, with the reason.
+A rollout has the tools of its own environment, and not of the others. ``reset`` gets the row without the column that
+made the choice. If a row names none of the environments, its rollouts are lost (not scored and not trained), with the
+reason.
 """
 
 from collections.abc import Mapping
@@ -19,10 +20,11 @@ from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 
 
 class EnvironmentChoice:
-    """The environments of one run.
+    """Plays each rollout of a run in the environment that its row of the data set names.
 
     Args:
-        by_name: Environments by the name that rows have; None is the name of the only ones.
+        by_name: Environments by the name in the rows' column ``environment``. The key None means that the run has only
+            one type of environment, and rows need no such column.
     """
 
     def __init__(self, by_name: Mapping[str | None, Environments]) -> None:
@@ -38,11 +40,11 @@ class EnvironmentChoice:
 
     @property
     def all(self) -> tuple[Environments, ...]:
-        """The environments of each name."""
+        """All types of environments of the run."""
         return tuple(self._by_name.values())
 
     async def play(self, session: Session, prompt: PromptGroup, *, tools: Tools, limits: Limits) -> ToolRollout:
-        """Play a rollout in the environment that its row names. Raises what ``play_in_environment`` raises."""
+        """Play a rollout in the environment that its row names. Raises the errors of ``play_in_environment``."""
         environments = self._by_name.get(None)
         if environments is None:
             name: object = prompt.columns.get(ENVIRONMENT_COLUMN)

@@ -4,10 +4,10 @@
                                                                      its methods are tools
 
 The environment is an object in Python in a process of its own (tools/python_environments.py), or a session of an
-OpenEnv server (tools/openenv_server.py). Its state dies with it or with this replica. A replica that goes on with a
-rollout begins a new environment, resets it with the same row, and makes the recorded calls again, in order. The rollout
-goes on if the new environment says what was recorded, and is lost, with the reason, if it does not. A rollout that was
-played to its end needs no environment any more: its end is recorded.
+OpenEnv server (tools/openenv_server.py). Its state dies with it or with this replica. A replica that takes the rollout
+over starts a new environment, resets it with the same row, and repeats the recorded calls in order. If the results
+differ from the recorded ones, the rollout is lost (not scored and not trained), with the reason. A rollout that was
+played to its end needs no environment any more, because its end is recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from shared.turns import ChatMessage, TurnRefusedError, as_conversation
 
 
 class Environment(Protocol):
-    """The environment of one rollout."""
+    """The environment of one rollout: a Python object in a process of its own, or a session of an OpenEnv server."""
 
     @property
     def is_over(self) -> bool:
@@ -36,14 +36,14 @@ class Environment(Protocol):
         ...
 
     def has(self, name: str) -> bool:
-        """Whether it has a tool of this name."""
+        """Whether the environment has a tool of this name."""
         ...
 
     async def reset(self, row: Mapping[str, Any], *, rollout_id: str, group_id: str) -> str:
         """Begin a rollout for a row of the data set; return the text to append to the prompt.
 
         Raises:
-            ToolLostError: It has no result, and the environment cannot be used.
+            ToolLostError: The environment could not be reset, and cannot be used.
         """
         ...
 
@@ -57,25 +57,25 @@ class Environment(Protocol):
         ...
 
     async def state(self) -> EnvironmentState:
-        """Return the environment's public attributes. Raises as ``reset`` does."""
+        """Return the environment's public attributes, for reward functions. Raises ToolLostError if this fails."""
         ...
 
     async def reward(self) -> float | None:
-        """Return the environment's own reward; None if it has none, or gives none. Raises as ``reset`` does."""
+        """Return the environment's own reward, or None if it gives none. Raises ToolLostError if this fails."""
         ...
 
 
 class Environments(Protocol):
-    """The environments of one run."""
+    """Starts an environment of one type for each rollout of a run."""
 
     @property
     def name(self) -> str:
-        """The name of their type, after which their reward is named."""
+        """The name of the environments' type. The reward that they give has the same name."""
         ...
 
     @property
     def has_reward(self) -> bool:
-        """Whether an environment gives a reward of its own."""
+        """Whether an environment gives a reward of its own, besides the run's reward functions."""
         ...
 
     @property
@@ -84,16 +84,16 @@ class Environments(Protocol):
         ...
 
     def started(self) -> AbstractAsyncContextManager[Environment]:
-        """Start an environment for one rollout, and end it with the block. Waits for a free place.
+        """Start an environment for one rollout, and end it with the block. Waits while too many environments exist.
 
         Raises:
-            ToolLostError: None can be started.
+            ToolLostError: No environment can be started.
         """
         ...
 
 
 class _ToolsOfRollout:
-    """The run's tools, and the methods of the rollout's environment."""
+    """The tools that the policy may call in one rollout: the tools of its environment, and the tools of the run."""
 
     def __init__(self, tools: Tools, environment: Environment, schemas: Sequence[dict[str, Any]]) -> None:
         self.schemas = [*tools.schemas, *schemas]
@@ -102,22 +102,24 @@ class _ToolsOfRollout:
 
     @property
     def is_over(self) -> bool:
-        """See Tools."""
+        """Whether the environment takes no further calls, so that the rollout ends."""
         return self._environment.is_over
 
     def keeps_state(self, name: str) -> bool:
-        """See Tools."""
+        """Whether the tool is the environment's, or a tool of the run that keeps state."""
         return self._environment.has(name) or self._tools.keeps_state(name)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """See Tools."""
+        """Call the environment's tool of this name, or else the run's, and return its result."""
         return await (self._environment if self._environment.has(name) else self._tools).call(name, arguments)
 
 
 async def play_in_environment(
     session: Session, prompt: PromptGroup, *, environments: Environments, tools: Tools, limits: Limits
 ) -> ToolRollout:
-    """Play a rollout to its end, from where its recording ends.
+    """Play one rollout in a new environment. Turns that the session has recorded are not sampled again.
+
+    A rollout that cannot be finished has the reason in ``lost``.
 
     Raises:
         TurnRefusedError: The model cannot take the prompt.

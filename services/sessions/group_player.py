@@ -1,4 +1,4 @@
-"""Plays one group: ``num_generations`` rollouts at the same time, each in a session of its own."""
+"""Plays one prompt group: its ``num_generations`` rollouts of several turns at the same time, a session for each."""
 
 import asyncio
 import time
@@ -18,16 +18,16 @@ from shared.turns import TurnRefusedError, as_conversation
 
 
 class GroupPlayer:
-    """Plays the groups of one run.
+    """Plays the prompt groups of one run: each rollout with the run's tools, environments or agent program.
 
     Args:
-        generators: Sample the turns.
+        generators: Source of the sampled turns.
         tools: The run's tools.
         agent: Plays the rollouts in the place of the tools, if the run has an agent program.
         environments: Start an environment for each rollout, if the run has them.
         limits: The run's limits of one rollout.
         metrics: Receives the counts.
-        by: Name of this replica, for the groups' stamps.
+        by: Name of this replica, recorded with the time stamps of the completed groups.
     """
 
     def __init__(
@@ -50,7 +50,12 @@ class GroupPlayer:
         self._by = by
 
     async def play(self, prompt: PromptGroup, store: GroupStore, *, claimed_at_s: float) -> CompletedGroup:
-        """Play a group to its end, from where its recordings end.
+        """Play all rollouts of a group to their ends, and return the completed group.
+
+        Args:
+            prompt: The prompt group.
+            store: Has the turns that were recorded before, perhaps by another replica. They are not sampled again.
+            claimed_at_s: When this replica claimed the group, in Unix seconds.
 
         Raises:
             MessageError: The model can never take the prompt.

@@ -1,7 +1,10 @@
-"""One session that a client may ask for turns.
+"""A session as an HTTP client uses it: bounds its requests, refuses them after its end, and measures its silence.
 
 asking: counted against the limit --> body is read --> turn: sampled or recorded --> answered
-end  --> further turns are refused --free--> those under way end, and all is forgotten but the counts
+end  --> further turns are refused --free--> turns under way end, and only the counts are kept
+
+A turn is one assistant message of the policy. The client is an agent program that plays a rollout, or any program that
+has opened a session for evaluation.
 """
 
 import asyncio
@@ -27,11 +30,11 @@ class SessionOverError(HeadraceError):
 
 
 class TooManyTurnsError(HeadraceError):
-    """The limit of clients' turns under way is reached."""
+    """As many turns of evaluation sessions are under way as the limit allows. The client may ask again later."""
 
 
 class TurnLimit:
-    """The turns under way in sessions of clients. Turns of rollouts have no such limit.
+    """Limits the requests for turns that are under way in evaluation sessions. Rollouts of training have no such limit.
 
     Args:
         most: Most turns at a time.
@@ -43,7 +46,7 @@ class TurnLimit:
 
     @contextlib.contextmanager
     def one(self) -> Generator[None]:
-        """Count a turn while the block runs.
+        """Count one request for a turn as under way while the block runs.
 
         Raises:
             TooManyTurnsError: Too many turns are under way.
@@ -60,17 +63,17 @@ class TurnLimit:
 
 
 class OpenSession:
-    """One session, as its client uses it.
+    """A session that a client reaches with a URL and a key: the rollout of an agent program, or one for evaluation.
 
     Args:
-        session_id: The id in its URL.
-        session: Samples and records its turns.
+        session_id: The id in the session's URL.
+        session: Samples and records the turns.
         run_id: The run whose policy is sampled.
         base_url: The URL for clients of OpenAI's and Anthropic's protocols.
         api_key: The key for this URL.
-        max_completion_length: Most tokens of a row after its prompt.
-        expires_at_s: When it ends at the latest, in Unix seconds; None for a rollout's.
-        limit: Bounds its turns under way, together with the turns of other sessions; None for a rollout's.
+        max_completion_length: Most tokens of the conversation after its prompt.
+        expires_at_s: When the session ends at the latest, in Unix seconds; None for a training rollout.
+        limit: Limits the turns under way in all evaluation sessions together; None for a training rollout.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class OpenSession:
 
     @contextlib.contextmanager
     def asking(self) -> Generator[None]:
-        """Count a request for a turn while the block runs. It begins before the request's body is read.
+        """Count a request for a turn against the limit while the block runs. Enter it before the body is read.
 
         Raises:
             TooManyTurnsError: Too many turns are under way.
@@ -120,7 +123,7 @@ class OpenSession:
     async def turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, seed: int | None
     ) -> SampledTurn:
-        """Return the next turn of a conversation; see Session.turn.
+        """Return the policy's next message in a conversation, sampled or recorded, and note that the client is active.
 
         Raises:
             SessionOverError: The session is over.
@@ -171,11 +174,11 @@ class OpenSession:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Number of its turns, and of their rows."""
+        """The number of recorded turns, and of the rows (token sequences for training) that they form."""
         return self._counts_at_end or (self.session.recording.num_turns, self.session.recording.num_rows)
 
     async def free(self) -> None:
-        """End the turns under way of a session that is over, and forget all of them but their counts."""
+        """Cancel the turns under way of a session that is over, and free its recording. Only the counts are kept."""
         await self.session.close()
         while self._num_asking:  # noqa: ASYNC110  callers that were just answered still look at the recording
             await asyncio.sleep(0)
@@ -183,14 +186,14 @@ class OpenSession:
         self.session.recording = Recording()
 
     def begin(self) -> None:
-        """Note that the client begins now: its wait until then is not silence."""
+        """Note that the client starts now, so that its wait until now does not count as silence."""
         self._silent_s, self._silent_from = 0.0, time.monotonic()
 
     async def until_silent(self, timeout_s: float) -> None:
         """Wait until the client has had no new turn for ``timeout_s`` seconds.
 
-        The time in which requests are under way does not count. Refused requests do not end the silence, nor does a
-        turn that is answered more often than a program may be started.
+        The time in which requests are under way does not count. A refused request does not end the silence. Neither
+        does a turn that was answered twice before, because a program is started at most twice.
         """
         while (left_s := timeout_s - self._silence_s()) > 0:  # noqa: ASYNC110  time passes, and nothing else happens
             await asyncio.sleep(max(left_s, _SHORTEST_LOOK_S))
@@ -200,6 +203,6 @@ class OpenSession:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task is being cancelled, and not only what it waits for."""
+    """Whether the current task itself is being cancelled, and not only the task that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,11 +1,11 @@
-"""The sessions that clients may ask for turns, each with a base URL and a key of its own.
+"""Opens and finds the sessions in which HTTP clients ask for turns, each with a base URL and a key of its own.
 
     a rollout of a training run  --opened------------------> until its agent program has ended
     POST /v1/sessions            --open_for_evaluation-----> until it is ended, or its deadline passes
 
-A key is made of the session's id and a secret of this process. It lives as long as its session: afterwards it is still
-recognised, so that the client reads that the session is over, and opens nothing. Sessions for evaluation are in the
-memory of this process, and end with it. Rollouts are recorded in Redis, and another replica plays them again.
+A turn is one assistant message of the policy. A key is derived from the session's id and a secret of this process. Once
+the session has ended, its key is still recognised, but only to answer that the session is over. Sessions for evaluation
+are in the memory of this process, and end with it. Rollouts are recorded in Redis, so other replicas can continue them.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ _MAX_TURNS = 1024
 
 
 class UnknownSessionError(HeadraceError):
-    """The key is not the session's."""
+    """No key of the request is the key of the session in its path."""
 
 
 class NotServedError(HeadraceError):
-    """No session can be opened for the run now."""
+    """No session can be opened for the run: it is not being played here, or it has neither tools nor an agent."""
 
 
 class TooManySessionsError(HeadraceError):
@@ -51,12 +51,12 @@ class _ServedRun:
 
 
 class OpenSessions:
-    """All open sessions of this process.
+    """Opens the sessions of this process, finds them by id and key, and ends them.
 
     Args:
         url: This replica's own URL. Sessions are played where they were opened, so no other replica knows their keys.
         max_sessions: Most sessions for evaluation at a time.
-        max_turns: Most turns under way in them.
+        max_turns: Most turns under way in the sessions for evaluation.
     """
 
     def __init__(self, *, url: str, max_sessions: int, max_turns: int = _MAX_TURNS) -> None:
@@ -68,7 +68,7 @@ class OpenSessions:
         self._runs: dict[str, _ServedRun] = {}
 
     def find(self, session_id: str, keys: Iterable[str]) -> OpenSession:
-        """Return the session that a request is for.
+        """Return the session in a request's path, if the request has the session's key.
 
         Args:
             session_id: The id in the request's path.
@@ -76,7 +76,7 @@ class OpenSessions:
 
         Raises:
             UnknownSessionError: None of the keys is the session's.
-            SessionOverError: The session is over, and forgotten.
+            SessionOverError: The session has ended, and is no longer kept.
         """
         if not any(hmac.compare_digest(key.encode(), self._key(session_id).encode()) for key in keys):
             raise UnknownSessionError("the key is not the key of this session; use the api_key that came with its URL")
@@ -86,7 +86,7 @@ class OpenSessions:
 
     @contextlib.asynccontextmanager
     async def serving(self, run_id: str, generators: TurnSource, *, max_completion_length: int) -> AsyncGenerator[None]:
-        """Let sessions for evaluation be opened for a run while the block runs. Its end ends them."""
+        """Allow sessions for evaluation of a run to be opened while the block runs. They end with the block."""
         run = self._runs[run_id] = _ServedRun(generators, max_completion_length)
         try:
             yield
@@ -98,7 +98,7 @@ class OpenSessions:
 
     @contextlib.contextmanager
     def opened(self, session: Session, *, run_id: str, max_completion_length: int) -> Generator[OpenSession]:
-        """Open a rollout's session while the block runs."""
+        """Give the session of a training rollout a URL and a key while the block runs."""
         opened = self._new(session, run_id=run_id, max_completion_length=max_completion_length)
         try:
             yield opened
@@ -107,10 +107,10 @@ class OpenSessions:
             del self._open[opened.session_id]
 
     def open_for_evaluation(self, run_id: str, *, deadline_s: float) -> OpenSession:
-        """Open a session for a run that is served. It ends after ``deadline_s`` seconds.
+        """Open a session for evaluation with the policy of a run. It ends after ``deadline_s`` seconds at the latest.
 
         Raises:
-            NotServedError: The run is not served here, or has no turns.
+            NotServedError: The run is not being played here, or has neither tools nor an agent.
             TooManySessionsError: Too many sessions are open.
         """
         run = self._runs.get(run_id)
@@ -180,13 +180,13 @@ class OpenSessions:
 
 
 class _InMemory:
-    """Bounds the recording of a session that is stored nowhere else."""
+    """Limits the size of a session for evaluation, whose recording is kept only in memory."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
 
     async def record(self, number: int, entry: Entry) -> None:
-        """See Session; raises SessionFullError."""
+        """Add the size of an entry. Raises SessionFullError if the session exceeds MAX_MESSAGE_BYTES."""
         self._num_bytes += len(msgspec.msgpack.encode(entry))
         if self._num_bytes > MAX_MESSAGE_BYTES:
             raise SessionFullError(f"entry {number} of the session makes it larger than {MAX_MESSAGE_BYTES} bytes")

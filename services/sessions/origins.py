@@ -1,4 +1,4 @@
-"""Origins of URLs: a run may name only URLs of origins that the operator allows."""
+"""Checks that a URL in a run's options has an origin (scheme, host and port) that the operator allows."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def origin_of(url: str) -> str:
     """Return the origin of a URL, such as ``http://agents:9000``.
 
     Raises:
-        ValueError: The URL is malformed, or has a user or password in it. The message does not repeat it.
+        ValueError: The URL is malformed, or has a user, a password or a fragment. The message does not repeat it.
     """
     try:
         parsed = httpx.URL(url)
@@ -30,9 +30,9 @@ def require_allowed(url: str, allowed: Sequence[str], *, option: str, what: str,
     Args:
         url: The URL.
         allowed: The allowed origins.
-        option: The run's option that has the URL.
-        what: What is at such URLs.
-        variable: The variable with the allowed origins.
+        option: The run's option that has the URL, for the message.
+        what: A plural noun for the services at such URLs, for the message.
+        variable: The environment variable with the allowed origins, for the message.
     """
     try:
         origin = origin_of(url)

@@ -1,13 +1,13 @@
-"""Asks one replica for turns. Those that are asked for at the same time travel in one request.
+"""Has one generator replica sample turns. Turns that are requested at the same time share one HTTP request.
 
     turn A --> sent
     turn B --+                     head of the answer
     turn C --+--> wait meanwhile ---------------------> B, C, D sent together
     turn D --+                     turn A, a line of the answer
 
-A generator sends the head before it samples, so no turn waits for others to be sampled, or for others that may come.
-Equal turns, such as the first ones of a group's rollouts, are one TurnRequest. If an answer breaks off, the turns that
-it still owed fail, and their callers ask again.
+A turn is one assistant message. A generator sends the head of its answer before it samples, so a turn waits neither
+for others to be sampled nor for others that may come. Equal turns, such as the first turns of a group's rollouts, are
+one TurnRequest. If an answer breaks off, its remaining turns fail, and their callers ask again.
 
 A caller may give up its turn. The generator still samples it to its end, unless all other turns of its request have
 been answered or given up: then the connection is closed, which aborts the rest.
@@ -53,7 +53,7 @@ class NotThereError(UnavailableError):
 
 
 class FailedError(NotThereError):
-    """A replica failed on a turn. If the turn is the cause, every replica will."""
+    """A replica failed while it sampled a turn. If the turn is the cause, every other replica will fail, too."""
 
 
 class BrokenOffError(NotThereError):
@@ -81,10 +81,10 @@ _Batch = list[list[_Asked]]
 
 
 class ReplicaTurns:
-    """Asks one replica.
+    """Sends requests for turns to one generator replica, and returns each answer to its caller.
 
     Args:
-        http: Client of turn_http_client.
+        http: Client made by turn_http_client.
         name: The replica's id.
         url: The replica's address.
     """
@@ -100,7 +100,7 @@ class ReplicaTurns:
         self._context = contextvars.copy_context()
 
     async def ask(self, request: TurnRequest, *, is_there: Callable[[], Awaitable[bool]]) -> SampledTurn:
-        """Have one turn sampled. It is given up once ``is_there`` says that the replica is gone.
+        """Have the replica sample one turn. Stop waiting once ``is_there`` returns False: the replica is gone.
 
         Raises:
             TurnRefusedError: No generator can continue this conversation.
@@ -140,7 +140,7 @@ class ReplicaTurns:
             self._sender = None
 
     def _next_batch(self) -> _Batch:
-        """Return the turns that have waited longest, as many as fit into one body."""
+        """Remove and return the turns that have waited longest, as many as fit into one request."""
         batch: dict[bytes, list[_Asked]] = {}
         num_turns = num_bytes = 0
         while self._waiting and num_turns < _MAX_TURNS:
@@ -156,7 +156,7 @@ class ReplicaTurns:
         return [*batch.values()]
 
     async def _begin(self, batch: _Batch) -> None:
-        """Send a batch; returns at the head of the answer, or once the batch has failed."""
+        """Send a batch of turns. Return when the head of the answer has arrived, or the batch has failed."""
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(batch, begun), name=f"turns of {self._what}")
         self._exchanges.add(exchange)
@@ -191,11 +191,11 @@ class ReplicaTurns:
             asked.end(failure)
 
     async def _read_answers(self, batch: _Batch, begun: asyncio.Event) -> None:
-        """Send one HTTP request, and pass its answers on.
+        """Send a batch of turns in one HTTP request, and give each answer to a caller that waits for it.
 
         Raises:
-            TurnRefusedError: The body was refused.
-            NotThereError, httpx.HTTPError: The rest was not answered.
+            TurnRefusedError: The whole request was refused.
+            NotThereError, httpx.HTTPError: The turns without an answer were not sampled.
         """
         body = encode_turn_requests([_joined(equal) for equal in batch])
         headers = {"content-type": "application/json"}
@@ -217,7 +217,7 @@ class ReplicaTurns:
                     asked.end(answer)
 
     def _problem(self, status: int, problem: dict[str, Any]) -> Exception:
-        """Return the error for an answer to a whole batch."""
+        """Return the error for an answer with a status other than 200, which concerns all turns of a batch."""
         detail = problem.get("detail") or f"HTTP {status}"
         if status in (400, 413, 422):  # without a kind, the server's limits refused the body unread
             without_kind: RefusalKind = "malformed" if status == 400 else "context_length"
@@ -230,13 +230,13 @@ class ReplicaTurns:
 
 
 def _joined(equal: list[_Asked]) -> TurnRequest:
-    """Return equal turns as one request, whose name is new with each attempt."""
+    """Return equal turns as one TurnRequest for ``n`` samples. Its id is new in each attempt."""
     request = equal[0].request
     return msgspec.structs.replace(request, request_id=f"{request.request_id}-{secrets.token_hex(4)}", n=len(equal))
 
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield the lines of an answer. httpx's own would also end them at characters within JSON strings."""
+    """Yield the lines of an answer. httpx's aiter_lines also splits at characters that occur within JSON strings."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")

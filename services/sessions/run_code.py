@@ -1,8 +1,8 @@
-"""Loads what the user of a run gave it to play with: tools, MCP servers, an environment, an agent program.
+"""Loads the user's code of an agent run: tools, MCP servers, environments and an agent program.
 
-    options of agents --loaded--> RunCode, until the block ends
+    options of the run --loaded--> RunCode, usable until the block ends
 
-The workers for tools start with the first run that has some.
+The worker processes for tools start with the first run that has tools.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from shared.run_options.agents import AgentOptions
 
 @dataclass(frozen=True)
 class RunCode:
-    """The user's part of one run."""
+    """The loaded code of one run: its tools, and its environments and agent program if it has them."""
 
     tools: JoinedTools
     environments: EnvironmentChoice | None
@@ -42,7 +42,7 @@ class RunCode:
 
 
 class RunCodeLoader:
-    """Loads the code of all runs.
+    """Loads the user's code of each agent run, and starts the worker processes that it needs.
 
     Args:
         settings: Settings of this process.
@@ -59,11 +59,11 @@ class RunCodeLoader:
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether all tool workers have died and none could be started anew."""
+        """Whether tool workers are needed, and none is alive: all have died, and no new one could be started."""
         return self._has_workers.is_set() and self._pool.num_alive == 0
 
     async def keep_workers(self) -> None:
-        """Start the tool workers once they are needed, and replace dead ones. Runs until cancelled.
+        """Start the worker processes for tools once a run has tools, and replace dead ones. Runs until cancelled.
 
         Raises:
             UnavailableError: No worker could be started for a minute.
@@ -74,7 +74,7 @@ class RunCodeLoader:
             await self._pool.watch()
 
     async def start_workers(self, options: AgentOptions) -> None:
-        """Start the workers that a run needs, and wait until they are there. Loading code does not need them."""
+        """Start the worker processes that a run's tools and agent program need, and wait until they run."""
         if options.tools:
             self._needs_workers.set()
             await self._has_workers.wait()
@@ -86,11 +86,11 @@ class RunCodeLoader:
 
         Args:
             options: The run's options.
-            lane: The run's id. Runs take turns at the workers.
+            lane: The run's id, or ``check`` for a run that is being submitted. Worker processes serve lanes in turn.
             timeout_s: Deadline of importing a module, and of connecting to a server, in seconds.
 
         Raises:
-            UserError: Something of it cannot be used. The message says what to do.
+            UserError: A tool, server, environment or agent program cannot be used. The message says what to do.
         """
         servers = read_mcp_servers(self._settings.mcp_config, options.mcp_servers)
         async with contextlib.AsyncExitStack() as stack:
@@ -155,7 +155,7 @@ class RunCodeLoader:
 async def _connect(
     stack: contextlib.AsyncExitStack, name: str, server: McpServer, *, call_timeout_s: float, connect_timeout_s: float
 ) -> ToolSource:
-    """Connect to an MCP server until the stack ends."""
+    """Connect to an MCP server, and return its tools. The connection closes with the exit stack."""
     from services.sessions.tools.mcp_tools import McpTools  # a second, for the runs that need it
 
     return await stack.enter_async_context(
@@ -164,7 +164,7 @@ async def _connect(
 
 
 async def _at_the_same_time(*loading: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Return all results, or raise the first error once the others have been cancelled."""
+    """Await coroutines concurrently, and return their results. If one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each, name="load a run's code") for each in loading]

@@ -1,9 +1,9 @@
-"""Follows the agent runs: one session loop for each that is served, as long as it is served.
+"""Runs a session loop for each running or paused agent run: loads the run's code, and plays its prompt groups.
 
     served runs --look, every poll_every_s--> begin or cancel a session loop (session_loop.py)
 
-Generators read the prompts of all other runs themselves. A run whose tools cannot be used is refused, with the reason
-in Redis.
+An agent run has tools, environments or an agent program. Generators read the prompts of all other runs themselves. A
+run whose tools cannot be used is refused, with the reason in Redis.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ _GRACE_S = 2.0
 
 
 class RunFollower:
-    """Runs a session loop for every agent run that is running or paused.
+    """Plays the prompt groups of every running or paused run that has tools, environments or an agent program.
 
     Args:
         redis: A Redis connection that is ready, with headrace's functions loaded.
         settings: Settings of this process.
         code: Loads the runs' tools, environments and agent programs.
-        http: Client for the generators.
-        sessions: The sessions that clients may ask for turns.
+        http: Client for the requests to generators.
+        sessions: The sessions that clients may ask for turns over HTTP.
         metrics: Receives the counts.
     """
 
@@ -75,7 +75,7 @@ class RunFollower:
         self._checks = asyncio.Semaphore(_MAX_CHECKS)
 
     async def run(self) -> None:
-        """Serve all agent runs until cancelled. The groups in flight stay pending, with their recordings.
+        """Play the groups of all agent runs until cancelled. Groups in flight then stay pending, with recorded turns.
 
         Raises:
             UnavailableError: Redis did not come back in time.
@@ -174,7 +174,7 @@ class RunFollower:
 
 
 def _require_reward(config: RunConfig, code: RunCode) -> None:
-    """Raise UserError if nothing rewards the run's rollouts."""
+    """Raise UserError if the run has no reward_funcs, and an environment has no method get_reward."""
     for environments in code.environments.all if code.environments is not None else ():
         if not config.reward_funcs and not environments.has_reward:
             raise UserError(

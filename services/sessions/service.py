@@ -1,7 +1,8 @@
 """Runs one replica of the sessions service, from start to SIGTERM.
 
 HTTP answers at once (/readyz reports what is missing) --> Redis --> agent runs are played
-SIGTERM --> groups in flight stay pending with their recordings, lease released, workers killed --> exit 0
+SIGTERM --> prompt groups in flight stay pending, the turns sampled so far stay in Redis,
+            lease released, workers killed --> exit 0
 """
 
 import asyncio
@@ -35,10 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class SessionsService:
-    """One process of the service with all its parts.
+    """One replica of the sessions service: its Redis and HTTP clients, worker pools, sessions and served runs.
 
     Raises:
-        UserError: The file with certificates cannot be used.
+        UserError: The file with CA certificates cannot be used.
     """
 
     def __init__(self, settings: SessionsSettings) -> None:
@@ -87,7 +88,7 @@ class SessionsService:
         self._starting: str | None = "starting: waiting for Redis"
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT.
+        """Serve HTTP and play the rollouts of agent runs until SIGTERM or SIGINT.
 
         Raises:
             UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
@@ -116,7 +117,7 @@ class SessionsService:
         return with_client_errors(entrance.guarded(app, routes=SESSIONS, keyring=keyring, limits=limits))
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the HTTP clients and the connections to Redis."""
         await self._http.aclose()
         await self._agent_http.aclose()
         await self._redis.aclose()

@@ -1,8 +1,10 @@
-"""One session: asks generators for turns, and records each turn before it is answered.
+"""The session of one rollout: has generators sample its turns, and records each turn before it returns it.
 
 turn(messages) --+-- recorded already ----------------------------> the recorded turn
                  +-- under way -----------------------------------> the same answer
                  +-- continuation --> generator --> recorded -----> answered
+
+A turn is one assistant message of the policy. The continuation is the recorded part of the conversation, as token ids.
 """
 
 import asyncio
@@ -23,25 +25,25 @@ _BYTES_PER_TOKEN = 4
 
 
 class TurnSource(Protocol):
-    """The generators as a session uses them; turn_client.py implements it over HTTP."""
+    """Samples turns for a session. turn_client.py implements it with requests to the generators."""
 
     async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
-        """Have a turn sampled; waits until a generator can. Turns with the same routing key go to the same generator.
+        """Have a turn sampled, once a generator can. Turns with the same routing key go to the same generator.
 
-        Raises TurnRefusedError if no generator ever can.
+        Raises TurnRefusedError if no generator will ever be able to sample it.
         """
         ...
 
 
 class Session:
-    """The session of one rollout.
+    """The conversation of one rollout: has new turns sampled and records them, and returns recorded turns again.
 
     Args:
         session_id: The rollout's id.
         run_id: The run's id.
-        generators: Sample the turns.
-        record: Stores the entry with a number, from 0.
-        entries: Earlier entries of the session.
+        generators: Source of the sampled turns.
+        record: Stores an entry (a turn, tool results, or the rollout's end) under its number, from 0.
+        entries: The entries that were stored before, in order.
         routing_key: Turns of sessions with the same key go to the same generator; None for the session's id.
     """
 
@@ -74,16 +76,18 @@ class Session:
         max_completion_tokens: int = 0,
         seed: int | None = None,
     ) -> SampledTurn:
-        """Return the next turn of a conversation. If its caller is cancelled, the turn is still recorded.
+        """Return the policy's next message in a conversation: sampled, or recorded if the request was made before.
+
+        If the caller is cancelled, the turn is still sampled and recorded.
 
         Args:
             messages: The whole conversation.
             tools: JSON schemas of the tools that the model may call.
-            max_tokens: See TurnRequest.
-            max_row_tokens: See TurnRequest.
-            max_completion_tokens: Most tokens of the row after its prompt, in the place of ``max_row_tokens``; 0 for no
-                limit.
-            seed: Only tells requests apart. Another seed asks for another turn.
+            max_tokens: Most tokens to sample; 0 for as many as the run and the context allow.
+            max_row_tokens: Most tokens of the whole conversation, prompt included; 0 for as many as the context allows.
+            max_completion_tokens: Most tokens of the conversation after its prompt, instead of ``max_row_tokens``; 0
+                for no limit.
+            seed: Only distinguishes requests. Another seed asks for another turn.
 
         Raises:
             TurnRefusedError: The messages are malformed, or no generator can continue them.
@@ -123,9 +127,9 @@ class Session:
         return self.recording.repeated(_digest(messages, tools, max_tokens, max_row_tokens, 0, None)) is not None
 
     def estimated_tokens(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> int:
-        """Return about how many tokens the next turn would be conditioned on, without asking a generator.
+        """Estimate how many tokens the next turn would be conditioned on, without asking a generator.
 
-        Recorded tokens are counted. Of the messages that no recorded token stands for, four bytes count as one.
+        Recorded tokens are counted. In messages without recorded tokens, four bytes of JSON count as one token.
 
         Raises:
             TurnRefusedError: The messages are malformed.
@@ -138,12 +142,17 @@ class Session:
         return len(continuation.recorded_ids) // ID_DTYPE.itemsize + math.ceil(num_bytes / _BYTES_PER_TOKEN)
 
     async def record(self, entry: ToolResults | RolloutEnd) -> None:
-        """Record the results of a turn's tool calls, or the rollout's end. Raises as ``turn`` does."""
+        """Record the results of a turn's tool calls, or the rollout's end.
+
+        Raises:
+            SessionFullError: The entry has no room in the group's message.
+            GroupTakenError: Another replica plays the session.
+        """
         async with self._writing:
             await self._add(entry)
 
     async def close(self) -> None:
-        """End the turns under way."""
+        """Cancel the turns that are being sampled. A turn that is being recorded is recorded first."""
         async with self._writing:  # an entry that is being written is written
             sampling = [*self._in_flight.values()]
             for task in sampling:

@@ -1,11 +1,12 @@
-"""Reads the prompts of one run in the generators' place, plays them, and publishes whole groups.
+"""Claims the prompt groups of one agent run, has their rollouts played, and publishes whole groups.
 
     prompts --> [in flight: at most max_inflight_groups] --> completions
                   turns: sampled by generators, recorded in Redis before they are used
 
-A group is claimed once the run has weights to sample with. It is published whole or not at all, in the same step that
-acks its prompt and deletes its recordings. If this replica dies, another one claims the group and goes on from the
-recorded turns.
+An agent run has tools, environments or an agent program. For its prompts, this loop takes the place of the generators,
+and asks them only for single turns (assistant messages). A group is claimed once the run has weights to sample with. It
+is published whole or not at all, in the same step that acks its prompt and deletes its recorded turns. If this replica
+dies, another one claims the group and continues after the recorded turns.
 """
 
 import asyncio
@@ -36,14 +37,14 @@ _MAX_DELIVERIES = 16
 
 
 class SessionLoop:
-    """Plays the groups of one run.
+    """Claims the prompt groups of one run, has their rollouts played, and hands the completed groups to the rewarder.
 
     Args:
         redis: Client made by redis_connection.py.
         keys: Redis keys of the run.
         player: Plays the groups.
-        replica_id: Name of this consumer. It is stable, so that after a restart it finds its own pending groups. No
-            generator has it: their leases are in the same set.
+        replica_id: Name of this consumer. It is stable, so that a restarted process finds its own pending groups. It
+            differs from the name of every generator, because their leases are in the same Redis set.
         max_inflight_groups: Most groups played at a time.
         metrics: Metrics of this process.
     """
@@ -76,7 +77,7 @@ class SessionLoop:
         )
 
     async def run(self) -> None:
-        """Play groups until cancelled. The groups in flight stay pending, with their recordings.
+        """Play prompt groups until cancelled. Groups in flight then stay pending, with their recorded turns in Redis.
 
         Raises:
             ExceptionGroup: Holds the first failure: Redis stayed unreachable, or the run's streams are gone.
@@ -120,7 +121,7 @@ class SessionLoop:
         return "played" if is_first else "played elsewhere"
 
     async def _note_begun(self, group_id: str, required: LineageVersion) -> None:
-        """Note that the group begins, with the oldest version that it may begin with, unless it was begun before.
+        """Write to Redis the oldest policy version with which the group may begin, unless it has begun before.
 
         The trainer waits for begun groups that would become too stale. The first recorded turn corrects the version.
         """
@@ -134,7 +135,7 @@ class SessionLoop:
 
 @contextlib.asynccontextmanager
 async def _drop_taken(delivery: Delivery) -> AsyncGenerator[None]:
-    """Drop the group if the body raises GroupTakenError."""
+    """Catch GroupTakenError, log it, and let go of the group, which no longer belongs to this replica."""
     try:
         yield
     except GroupTakenError as error:

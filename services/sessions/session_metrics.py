@@ -10,7 +10,7 @@ from shared.access.keyring import Keyring, keys_file_gauge
 
 
 class SessionMetrics:
-    """The metrics, made once per process."""
+    """The Prometheus counters and gauges of groups, rollouts, turns, tool calls and workers. Made once per process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -53,11 +53,11 @@ class SessionMetrics:
         )
 
     def worker_replaced(self, reason: str) -> None:
-        """See PoolMetrics."""
+        """Count a worker of tools or agent programs that is replaced, by reason."""
         self._worker_kills.labels(reason).inc()
 
     def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
-        """See PoolMetrics. Runs are not told apart: their ids as labels would not be bounded."""
+        """Count a call as waiting while the block runs. Run ids (``lane``) are no label, because they are unbounded."""
         return self._waiting_for_worker.track_inprogress()
 
     def name_replica(self, replica_id: str) -> None:
@@ -65,11 +65,11 @@ class SessionMetrics:
         self._replica.labels(replica_id).set(1)
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Publish at each scrape whether the keys file is broken."""
+        """Publish, at each scrape, whether the file with the API keys is broken."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def count(self, rollout: ToolRollout, recording: Recording) -> None:
-        """Count an ended rollout."""
+        """Count an ended rollout with its turns, tool calls, additional rows and tokens that were rendered again."""
         self._rollouts.labels("lost" if rollout.lost else "played").inc()
         self._turns.inc(recording.num_turns)
         self._tool_calls.labels("answered").inc(rollout.num_calls - rollout.num_failed)

@@ -1,12 +1,12 @@
-"""Keeps the recordings of one group's sessions in Redis, so that another replica can go on with them.
+"""Stores the turns and tool results of a group's rollouts in Redis, so that another replica can continue them.
 
     headrace:{RUN}:sessions:GROUP     "0/0" turn, "0/1" results of its tools, "0/2" turn, ... "1/0" turn, ...
                                        |
                                        rollout / number of the entry
 
-An entry is written before it is answered, and only by the replica that owns the group: a replica that was taken for
-dead and comes back cannot add to a session that others continue. The key is deleted with the hand-off of the group, its
-withdrawal, its burial, or its run.
+An entry is written before it is used, and only by the replica that owns the group. A replica that was presumed dead and
+comes back cannot add to a session that another one continues. The key is deleted when the group is handed off,
+withdrawn or buried, or when its run is deleted.
 """
 
 import itertools
@@ -34,11 +34,11 @@ class GroupTakenError(HeadraceError):
 
 
 class SessionFullError(HeadraceError):
-    """The group has no room for another entry: its message would be larger than a stream takes."""
+    """A turn or tool result cannot be recorded: with it, the group's message would be larger than a stream takes."""
 
 
 class GroupStore:
-    """The recordings of one group.
+    """Stores the recorded entries (turns, tool results, ends) of the rollouts of one prompt group in Redis.
 
     Args:
         delivery: The group's entry on the prompts stream.
@@ -55,10 +55,10 @@ class GroupStore:
         self._oldest: LineageVersion | None = None
 
     async def load(self) -> dict[int, list[Entry]]:
-        """Return the earlier entries of each rollout that has any.
+        """Read the earlier entries, in order, by the rollout's number in its group. Rollouts without any are absent.
 
         Raises:
-            MessageError: They were written by another release, or an entry is missing.
+            MessageError: The entries were written by another release, or an entry is missing.
             UnavailableError: Redis did not answer.
         """
         found = await patiently(
@@ -76,7 +76,12 @@ class GroupStore:
         return recordings
 
     async def record(self, branch: int, number: int, entry: Entry) -> None:
-        """Write the entry with this number of a rollout's session.
+        """Write an entry of one rollout to Redis, if this replica still owns the group.
+
+        Args:
+            branch: Number of the rollout in its group, from 0.
+            number: Number of the entry in the rollout's session, from 0.
+            entry: A turn, the results of its tool calls, or the rollout's end.
 
         Raises:
             GroupTakenError: This replica no longer owns the group.
@@ -107,7 +112,7 @@ class GroupStore:
             await self._write_start(str(self._oldest))
 
     def _note_oldest(self, number: int, entry: Entry) -> bool:
-        """Return whether the entry is the first turn of a rollout, and older than that of every other rollout."""
+        """Keep the oldest policy version of the group's first turns. Return whether this entry changed it."""
         if number > 0 or not isinstance(entry, RecordedTurn):
             return False
         span = entry.turn.version_spans[0]
@@ -118,7 +123,7 @@ class GroupStore:
         return True
 
     async def _write_start(self, version: str) -> None:
-        """Write the version with which the group began, from which the trainer bounds its staleness."""
+        """Write the policy version of the group's oldest token to Redis. The trainer bounds staleness with it."""
         await patiently(
             lambda: self._redis.hset(self._keys.started, self._delivery.group_id, version),
             what="noting the start of a group",
@@ -127,11 +132,11 @@ class GroupStore:
 
 
 def _num_bytes(number: int, entry: Entry, data: bytes) -> int:
-    """Return the bytes that an entry, the one with this number, takes in the group's message.
+    """Return how many bytes an entry adds to the message of its completed group.
 
-    A turn takes more than its own, because its rows have masks and the tokens that a fork repeats. Some is not counted:
-    the text of results of tools, which the turn after them has too, or which is dropped; the messages before the first
-    one of the assistant, which are the prompt's; and the conversation at a rollout's end, whose turns were counted.
+    A turn adds its own bytes, a mask byte for each token, and the tokens that a new row repeats. Three things are not
+    counted. The text of tool results is part of the next turn, or is dropped. The messages before the first assistant
+    message belong to the prompt. The conversation at a rollout's end consists of turns that were counted.
     """
     if isinstance(entry, ToolResults) and not entry.is_last:
         lists = [message[RETURNED_LIST] for message in entry.messages if RETURNED_LIST in message]

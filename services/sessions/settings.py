@@ -14,7 +14,7 @@ from shared.user_code.places import Places, parse_modules
 
 
 class SessionsSettings(AdvertisedSettings):
-    """The service's own settings, in addition to the settings of all services."""
+    """Settings of the sessions service, in addition to the settings that all services have."""
 
     tls_generator_name: str = Field(
         default="",
@@ -85,15 +85,15 @@ class SessionsSettings(AdvertisedSettings):
 
     @property
     def name(self) -> str:
-        """The replica's name. The default begins with "sessions-": leases of generators are in the same set."""
+        """The replica's name. The default begins with "sessions-": generators' leases are in the same Redis set."""
         return self.replica_id or f"sessions-{super().name}"
 
     def limits(self) -> Limits:
-        """Return the limits of a process that runs users' code."""
+        """Return the limits of memory and open files for each process that runs users' code."""
         return Limits(self.worker_memory_mib * 1024 * 1024, self.worker_open_files)
 
     def places(self) -> Places:
-        """Return the places that tools may come from."""
+        """Return the directories and modules from which users' tools, environments and agents may be imported."""
         return Places(
             tuple(map(str, self.tool_path)), parse_modules(self.tool_modules), role="tool", service="sessions service"
         )

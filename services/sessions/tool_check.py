@@ -1,7 +1,7 @@
-"""The route that checks the tools of a run before it starts.
+"""The HTTP route that checks the tools of a run before it starts. The trainer calls it when a run is submitted.
 
-POST /v1/tools/check   options of agents, as in a run --load, as for a run--> 200 with the schemas of the tools
-                                                                              422 with a sentence for each other
+POST /v1/tools/check   the run's options for agents --load, as for a run--> 200 with the schemas of the tools
+                                                                            422 with the reasons why some are unusable
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -3,13 +3,17 @@
     turn --> no tool calls -----------------------------------> the rollout ends
          --> tool calls --> all of them at once --> results --> turn --> ...
 
-It also ends after ``max_iterations`` turns with results, and with the results after which the environment is over. If
-results leave no room for another turn, they are dropped, and it ends with the calls. A tool that raises an error is
-answered with its text. The rollout is lost, with the reason, if a tool does not end or ends its worker, or if a turn
-after the first is refused: only the first is the prompt's fault, and not something that the policy wrote.
+A turn is one assistant message. The rollout also ends after ``max_iterations`` turns with results, and when its
+environment is over. If the results leave no room for another turn, they are dropped, and the rollout ends with the
+calls. If a tool raises an error, the model gets its text as the result.
 
-Recorded calls are not made again, except calls of tools that keep state, which is gone with the process that played
-the rollout before. If such a call has another result than the recorded one, the rollout is lost.
+A lost rollout is not scored and not trained. The rollout is lost, with the reason, if a tool call has no result, for
+example because its worker died. It is also lost if a turn after the first is refused for another reason than length. If
+the first turn is refused, the prompt is at fault, and TurnRefusedError is raised.
+
+If another replica has begun the rollout, its recorded calls are not made again, except calls of tools that keep state,
+because the state was lost with that replica. If such a call has another result than the recorded one, the rollout is
+lost.
 """
 
 import asyncio
@@ -34,7 +38,7 @@ CANNOT_BE_REBUILT = "its environment was lost with the replica that played it, a
 
 
 class Tools(Protocol):
-    """The tools of a run; tools/user_tools.py implements it with workers."""
+    """The tools that the policy may call in a rollout: the run's tools and, if it has one, its environment's tools."""
 
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
@@ -43,7 +47,7 @@ class Tools(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the rollout ends with the results that it has."""
+        """Whether the rollout ends after the present results, because its environment takes no further calls."""
         ...
 
     def keeps_state(self, name: str) -> bool:
@@ -54,8 +58,8 @@ class Tools(Protocol):
         """Call a tool and return its result.
 
         Raises:
-            ToolError: The tool raised an exception.
-            ToolLostError: The call has no result.
+            ToolError: The tool raised an exception. The model gets the message as the result.
+            ToolLostError: The call has no result, so the rollout is lost.
         """
         ...
 
@@ -75,7 +79,7 @@ class Limits:
 
 @dataclass
 class ToolRollout:
-    """One rollout, as far as it was played.
+    """The result of playing a rollout: its messages, the counts of its tool calls, and why it was lost, if it was.
 
     Attributes:
         completion: The messages after the prompt.
@@ -91,10 +95,10 @@ class ToolRollout:
 
 
 async def play(session: Session, prompt: Sequence[ChatMessage], *, tools: Tools, limits: Limits) -> ToolRollout:
-    """Play a rollout to its end.
+    """Play one rollout: sample a turn, run its tool calls, append the results, and repeat until the rollout ends.
 
-    Turns that its session has recorded, perhaps in another replica, are not sampled again. A rollout that cannot be
-    finished has ``lost`` set.
+    Turns that the session has recorded, perhaps in another replica, are not sampled again. A rollout that cannot be
+    finished has the reason in ``lost``.
 
     Raises:
         TurnRefusedError: The model cannot take the prompt.
@@ -164,10 +168,10 @@ async def _run(calls: Sequence[Any], *, turn: int, tools: Tools) -> ToolResults:
 
 
 async def _run_again(calls: Sequence[Any], recorded: ToolResults, *, tools: Tools) -> None:
-    """Bring tools that keep state to where they were after a turn's recorded calls.
+    """Repeat the recorded calls of tools that keep state, so that the tools reach the state they had after the turn.
 
     Raises:
-        ToolLostError: A call has no result now, or another one.
+        ToolLostError: A repeated call has no result, or not the recorded one.
     """
     for call, before in zip(calls, recorded.messages, strict=True):
         name = str(call["function"]["name"])
@@ -178,7 +182,7 @@ async def _run_again(calls: Sequence[Any], recorded: ToolResults, *, tools: Tool
 
 
 async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:
-    """Return the tool message that answers a call, and whether the call failed. Contents are TRL's."""
+    """Make a tool call. Return the tool message with its result, as TRL writes it, and whether the call failed."""
     name = str(call["function"]["name"])
     message: ChatMessage = {"role": "tool", "name": name}
     if "id" in call:
@@ -194,7 +198,7 @@ async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:
 
 
 def _for_model(message: ChatMessage) -> ChatMessage:
-    """Return a message without the list for reward functions."""
+    """Return a message without the list that a tool returned, which only reward functions see."""
     return {name: value for name, value in message.items() if name != RETURNED_LIST}
 
 

@@ -1,4 +1,4 @@
-"""Asks the generators of one run for turns.
+"""Has the generators of one run sample turns (assistant messages): asks a live replica, and others if it fails.
 
     live replicas (Redis: registered and serving, lease alive), ordered by a hash of routing key and replica
       first in the order --> sampled, or refused for good
@@ -7,8 +7,8 @@
 
 The sessions of a group have one routing key, so they keep to one replica, whose prefix cache holds their prompt and
 conversations. Only the groups of a replica that comes or goes move (rendezvous hashing). A turn waits until a
-generator can sample it: while a model is loaded, or while the run is paused. A request under way is given up only if
-its replica or the connection is gone, because decoding may take long. replica_turns.py sends the turns.
+generator can sample it, for example while a model is loaded, or while the run is paused. A request under way is given
+up only if its replica or the connection is gone, because decoding may take long. replica_turns.py sends the requests.
 """
 
 import asyncio
@@ -55,7 +55,10 @@ _PROBED = [
 
 
 def turn_http_client(*, internal_key: str, peers: PeerTls) -> httpx.AsyncClient:
-    """Return the HTTP client for all turn clients of a process."""
+    """Return the HTTP client for all requests to generators.
+
+    Answers have no deadline, because decoding may take long. TCP probes find a connection that the network has dropped.
+    """
     tls = peers.for_async_client()
     return httpx.AsyncClient(
         headers={"authorization": f"Bearer {internal_key}"} if internal_key else {},
@@ -70,7 +73,7 @@ def turn_http_client(*, internal_key: str, peers: PeerTls) -> httpx.AsyncClient:
 
 
 class TurnClient:
-    """Asks the generators of one run to sample turns.
+    """Has the generators of one run sample turns (assistant messages).
 
     Args:
         redis: Client made by redis_connection.py.
@@ -88,7 +91,7 @@ class TurnClient:
         self._log_at_s = 0.0
 
     async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
-        """Have a turn sampled by the first replica that can. Turns with the same routing key have the same first one.
+        """Have a turn sampled by the first replica that can. Turns with one routing key ask the same replica first.
 
         Raises:
             TurnRefusedError: No generator can continue this conversation.
@@ -123,7 +126,7 @@ class TurnClient:
         return await replica.ask(request, is_there=is_there)
 
     async def _live(self) -> Mapping[str, ReplicaTurns]:
-        """Return the replicas that serve the run and live, by their ids."""
+        """Return the live replicas that serve the run, by their ids. Redis is read at most once a second."""
         if time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:
             self._replicas = await self._look()
         return self._replicas
@@ -153,5 +156,5 @@ class TurnClient:
 
 
 def ranked(routing_key: str, replica_ids: Iterable[str]) -> list[str]:
-    """Return the replicas in the order in which the turns with a routing key ask them."""
+    """Return the replicas in the order in which turns with this routing key ask them (rendezvous hashing)."""
     return sorted(replica_ids, key=lambda name: hashlib.sha256(f"{routing_key}\0{name}".encode()).digest())

@@ -1,4 +1,7 @@
-"""Loads the agent programs of runs. The workers for functions start with the first run that has one."""
+"""Loads the agent program of a run: a Python function, or a program behind a URL.
+
+The worker processes for functions start with the first run that has one.
+"""
 
 import asyncio
 
@@ -10,12 +13,12 @@ from services.sessions.settings import SessionsSettings
 
 
 class AgentLoader:
-    """The agent programs of all runs.
+    """Loads the agent programs of all runs, and keeps the worker processes for programs that are Python functions.
 
     Args:
         settings: Settings of this process.
-        pool: Runs the functions.
-        http: Client of agent_http_client.
+        pool: The worker processes for Python functions.
+        http: Client made by agent_http_client, for programs behind URLs.
     """
 
     def __init__(self, settings: SessionsSettings, *, pool: AgentPool, http: httpx.AsyncClient) -> None:
@@ -28,7 +31,7 @@ class AgentLoader:
         self._has_workers = asyncio.Event()
 
     async def keep_workers(self) -> None:
-        """Start the workers once they are needed, and replace dead ones. Runs until cancelled.
+        """Start the worker processes once a run has a Python agent program; replace dead ones until cancelled.
 
         Raises:
             UnavailableError: No worker could be started for a minute.
@@ -39,7 +42,7 @@ class AgentLoader:
             await self._pool.watch()
 
     async def start_workers(self, agent: str | None) -> None:
-        """Start the workers if the program is a function, and wait until they are there."""
+        """Start the worker processes if the agent program is a Python function, and wait until they run."""
         if agent is not None and "://" not in agent:
             self._needs_workers.set()
             await self._has_workers.wait()
@@ -48,12 +51,12 @@ class AgentLoader:
         """Return the agent program of a run; None if it has none.
 
         Args:
-            agent: The run's option.
-            lane: The run's id.
-            timeout_s: Deadline of importing its module, in seconds.
+            agent: The run's option ``agent``: ``package.module:function``, or a URL.
+            lane: The run's id. Worker processes serve runs in turn.
+            timeout_s: Deadline of importing the module, in seconds.
 
         Raises:
-            UserError: It cannot be used. The message says what to do.
+            UserError: The program cannot be used. The message says what to do.
         """
         if agent is None:
             return None

@@ -3,8 +3,8 @@
     function   AgentPool --run(base_url, api_key, prompt, **row)--> its reward, or None
     URL        POST {session_id, base_url, api_key, prompt, row} --> 200 when it is done, {} or {"reward": 1.0}
 
-A run may name only URLs of origins that the operator allows, and redirects are not followed: the key of a session goes
-nowhere else.
+A run may name only URLs of origins that the operator allows, and redirects are not followed, so the key of a session
+goes nowhere else.
 """
 
 import asyncio
@@ -36,36 +36,36 @@ class AgentFailedError(Exception):
 
 
 class Client(Protocol):
-    """The session that a program is given."""
+    """The session that an agent program gets: the URL and the key with which it asks for the policy's turns."""
 
     session_id: str
     base_url: str
     api_key: str
 
     def begin(self) -> None:
-        """Note that the program begins now."""
+        """Note that the program starts now, so that its wait until now does not count as silence."""
         ...
 
 
 class AgentProgram(Protocol):
-    """The agent program of a run."""
+    """A user's program that plays one rollout at a time: it asks for the policy's turns, and may return a reward."""
 
     @property
     def name(self) -> str:
-        """Its name in the run file."""
+        """The program's name in the run file: ``package.module:function``, or a URL."""
         ...
 
     async def run(self, client: Client, prompt: PromptGroup) -> float | None:
-        """Have the program play one rollout, and wait for its end; return its reward.
+        """Have the program play one rollout, and wait for its end. Return its reward, or None if it gives none.
 
         Raises:
-            AgentFailedError: It ended with an error.
+            AgentFailedError: The program ended with an error.
         """
         ...
 
 
 class AgentFunction:
-    """A Python function. ``load`` makes it."""
+    """An agent program that is a Python function, called in a worker process. Create it with ``load``."""
 
     def __init__(
         self, name: str, what: DescribedAgent, pool: AgentPool, places: asyncio.Semaphore, *, lane: str
@@ -80,17 +80,17 @@ class AgentFunction:
     async def load(
         cls, name: str, pool: AgentPool, places: asyncio.Semaphore, *, lane: str, check_timeout_s: float
     ) -> Self:
-        """Import the function from its current file.
+        """Import the function from its current file, in a separate process, and check which arguments it takes.
 
         Args:
             name: ``package.module:function``.
-            pool: The workers.
-            places: As many as there are workers. Rollouts wait for one, which is not silence.
-            lane: The run's id.
+            pool: The worker processes.
+            places: One place for each worker. A rollout waits for a place, and this wait does not count as silence.
+            lane: The run's id. Worker processes serve runs in turn.
             check_timeout_s: Deadline of importing the module, in seconds.
 
         Raises:
-            UserError: It cannot be used.
+            UserError: The function cannot be used as an agent program.
         """
         what = await pool.inspections.inspect(name, timeout_s=check_timeout_s)
         if isinstance(what, Refused):
@@ -98,7 +98,10 @@ class AgentFunction:
         return cls(name, what, pool, places, lane=lane)
 
     async def run(self, client: Client, prompt: PromptGroup) -> float | None:
-        """See AgentProgram. A program whose worker died is started once more, and reads the recorded turns again."""
+        """Call the function in a worker process, and return its reward. If the worker dies, call it once more.
+
+        The second call gets the recorded turns for the same requests.
+        """
         call = msgspec.msgpack.encode(AgentCall(client.base_url, client.api_key, prompt.prompt, prompt.columns))
         async with self._places:
             client.begin()
@@ -115,12 +118,12 @@ class AgentFunction:
 
 
 class AgentUrl:
-    """A program behind a URL.
+    """An agent program behind a URL, which gets one POST request for each rollout.
 
     Args:
         url: The URL.
-        http: Client of agent_http_client.
-        places: Bound the rollouts that are played at a time: each may have a request of its own at this service.
+        http: Client made by agent_http_client.
+        places: Limits the rollouts at a time, because each may have a request of its own at this service.
         allowed: The origins that the operator allows.
 
     Raises:
@@ -134,7 +137,7 @@ class AgentUrl:
         self._places = places
 
     async def run(self, client: Client, prompt: PromptGroup) -> float | None:
-        """See AgentProgram."""
+        """POST the session, the prompt and the row to the URL, and return the reward in the answer, or None."""
         async with self._places:
             return await self._asked(client, prompt)
 
@@ -175,7 +178,10 @@ class AgentUrl:
 
 
 def agent_http_client() -> httpx.AsyncClient:
-    """Return the HTTP client for all programs behind URLs. A program's silence is bounded elsewhere."""
+    """Return the HTTP client for agent programs behind URLs.
+
+    Answers have no deadline here. The run's option ``agent_timeout_s`` bounds the silence of a program.
+    """
     return httpx.AsyncClient(
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),

@@ -1,4 +1,4 @@
-"""Runs agent programs in workers, and describes them: the workers' kind of task.
+"""Defines how worker processes call an agent program that is a Python function, and check its arguments.
 
 async def run(base_url, api_key, prompt, **row):        the row's columns, or the ones that it names
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
@@ -25,7 +25,7 @@ _GIVEN = ("base_url", "api_key")
 
 
 class AgentCall(msgspec.Struct, frozen=True):
-    """The arguments of an agent program. ``row`` has the other columns of the data set's row."""
+    """The arguments of an agent program. ``row`` has the columns of the data set's row besides the prompt."""
 
     base_url: str
     api_key: str
@@ -34,7 +34,7 @@ class AgentCall(msgspec.Struct, frozen=True):
 
 
 class DescribedAgent(msgspec.Struct, frozen=True, tag=True):
-    """The version of an agent program's module; None for a module without a file."""
+    """Describes a usable agent program: the version of its module's files, or None for a module without a file."""
 
     sources: Sources | None
 
@@ -43,20 +43,20 @@ AgentPool = WorkerPool[ToolAnswer, DescribedAgent]
 
 
 class AgentTasks(FunctionTasks, frozen=True):
-    """See TaskKind. Modules of agent programs may come from ``places``."""
+    """The task of the workers for agent programs: load a function from the allowed ``places``, and call it."""
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """See TaskKind. Most programs import openai, which takes a second; without it, nothing is preloaded."""
+        """The modules to import once for all workers: this one and, if installed, openai, which takes a second."""
         return __name__, "openai"
 
     @property
     def description_type(self) -> type[DescribedAgent]:
-        """See TaskKind."""
+        """The type that ``describe`` returns for a usable function."""
         return DescribedAgent
 
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
-        """See TaskKind. ``call`` is an encoded AgentCall; the answer's text is the reward, empty without one."""
+        """Call an agent program. ``call`` is an encoded AgentCall. The answer's text is the reward, or empty."""
         wanted = msgspec.msgpack.decode(call, type=AgentCall)
         given = {
             **wanted.row, "prompt": wanted.prompt, "base_url": wanted.base_url, "api_key": wanted.api_key,
@@ -66,7 +66,7 @@ class AgentTasks(FunctionTasks, frozen=True):
     def describe(
         self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
     ) -> DescribedAgent | Refused:
-        """See TaskKind."""
+        """Describe a function as an agent program, or refuse it if it does not take ``base_url`` and ``api_key``."""
         missing = [argument for argument in _GIVEN if argument not in _accepted(function, dict.fromkeys(_GIVEN))]
         if missing:
             return Refused(
@@ -77,7 +77,7 @@ class AgentTasks(FunctionTasks, frozen=True):
 
 
 def _accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a function takes: all of them, if it has ``**kwargs``."""
+    """Return the given arguments that a function takes: all of them, if it has ``**kwargs``."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return given
@@ -85,7 +85,7 @@ def _accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, 
 
 
 def _reward(returned: Any) -> str:
-    """Return the reward as text; empty for None."""
+    """Return an agent program's reward as text, empty for None. Raises TypeError if it is not a number."""
     if isinstance(returned, dict):
         returned = cast("dict[str, Any]", returned).get("reward")
     if returned is None:

@@ -1,1 +1,1 @@
-"""Keeps what was sampled in a session as rows of exact token ids. Pure."""
+"""Records the turns that were sampled in a session, and makes token sequences for training (rows) from them. Pure."""

@@ -1,11 +1,11 @@
-"""Recognises the message that the policy sampled when a client sends it back in another form. Pure.
+"""Recognises a message that the policy sampled when a client sends it back in another form. Pure.
 
     compared     role, text up to surrounding white space, other content, tool calls by id, name and parsed arguments
     not          reasoning; ids that do not come back; white space, escapes and key order in JSON arguments
 
 Clients parse tool calls and write them again, and many drop reasoning. If rendered ids were compared, each of these
-would look like another conversation, and tokens that were sampled would be rendered again. Messages that a client wrote
-itself are not compared here: they come back unchanged, or the conversation is another (recording.py).
+would look like another conversation, and tokens that were sampled would be rendered again. Messages that the client
+wrote itself are not compared here: if they do not come back unchanged, the conversation is another one (recording.py).
 """
 
 import json
@@ -29,7 +29,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class ComparableMessage:
-    """The parts of a message that are compared."""
+    """The parts of a chat message that are compared to recognise a sampled message."""
 
     role: str
     text: str
@@ -47,7 +47,7 @@ class ComparableMessage:
 
 
 def comparable(message: ChatMessage) -> ComparableMessage:
-    """Return the parts of a message that are compared. Its form was checked (recordable.py)."""
+    """Return the comparable parts of a chat message that ``check_recordable`` has accepted."""
     text, other_parts = _content(message.get("content"))
     return ComparableMessage(
         role=message["role"],
@@ -73,7 +73,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _content(content: str | list[dict[str, Any]] | None) -> tuple[str, Any]:
-    """Return the text of a message's content, in the form in which it is rendered, and its other parts."""
+    """Return the text of a message's content, with newlines between its text parts, and its other parts."""
     if not isinstance(content, list):
         return content or "", None
     texts = [part["text"] for part in content if _is_text(part)]
@@ -90,7 +90,7 @@ def _call(call: dict[str, Any]) -> _Call:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return arguments as a JSON value, no arguments as an empty object; as text if they are not JSON."""
+    """Return a call's arguments as a JSON value: an empty object for none, and the text itself if it is not JSON."""
     if not isinstance(arguments, str):
         return _json_value(arguments)
     text = arguments.strip() or "{}"

@@ -27,7 +27,7 @@ class _Message(msgspec.Struct):
 
 
 def check_recordable(messages: Sequence[ChatMessage]) -> None:
-    """Raise MessageError, with the place, unless the messages can be compared, recorded and handed off."""
+    """Raise MessageError unless the messages have OpenAI's form and can be encoded for a recording."""
     if not is_data(list(messages)):
         raise MessageError("a message is nested too deeply, or has a value that is not data")
     try:

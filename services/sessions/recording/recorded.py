@@ -1,4 +1,7 @@
-"""The entries of a recording, in order. They are stored before they are answered, and rows are built from them."""
+"""The entries of a session's recording: sampled turns, results of their tool calls, and the rollout's end.
+
+An entry is stored before the caller gets it. rows.py builds the token sequences for training from the turns.
+"""
 
 import hashlib
 from typing import Any
@@ -11,15 +14,15 @@ from shared.turns import ChatMessage, SampledTurn
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, tag="turn"):
-    """A sampled turn.
+    """A sampled turn (one assistant message), with the request for it and its place in the recorded conversations.
 
     Attributes:
-        request: Digest of the request's body; a repeated request has the same.
-        continues: Number of the recorded turn that it continues, from 0; None if it begins with no recorded token.
+        request: Digest of the request's body. A repeated request has the same digest.
+        continues: Number of the recorded turn that it continues, from 0; None if no recorded token precedes it.
         messages: The request's messages after that turn.
         tools: Digest of the tools that the policy was shown.
-        is_rewritten: Whether the request had the beginning of a recorded conversation with another assistant message.
-        num_repeated_tokens: Number of recorded tokens that its row begins with again, if it begins a row.
+        is_rewritten: Whether the client had replaced a sampled message of a recorded conversation with another one.
+        num_repeated_tokens: Number of recorded tokens that a new row repeats at its beginning; 0 without a new row.
         turn: The generator's answer.
     """
 
@@ -49,13 +52,13 @@ class ToolResults(msgspec.Struct, frozen=True, tag="tools"):
 
 
 class RolloutEnd(msgspec.Struct, frozen=True, tag="end"):
-    """A rollout that was played to its end in an environment, which is gone then.
+    """The end of a rollout by an agent program or in an environment. The rollout is not played again once it is stored.
 
     Attributes:
         completion: The messages after the prompt.
         num_calls: Number of tool calls.
         num_failed: Number of calls that raised an error.
-        environment: The environment's last state.
+        environment: The name and the reward of the program or environment, and an environment's last attributes.
     """
 
     completion: list[ChatMessage]
@@ -68,5 +71,5 @@ Entry = RecordedTurn | ToolResults | RolloutEnd
 
 
 def digest(value: Any) -> bytes:
-    """Return a digest of a JSON value. The order of keys does not change it."""
+    """Return the SHA-256 digest of a JSON value. The order of keys does not change it."""
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).digest()

@@ -7,7 +7,7 @@
 Turns form trees: a turn continues an earlier one, or begins with no recorded token. A request continues the longest
 recorded conversation with the same tools that is the beginning of its messages. Sampled messages may come back in
 another form (message_match.py). A client's own messages must come back unchanged, because a template may read any part
-of them. rows.py makes rows of the trees.
+of them. rows.py makes token sequences for training (rows) from the trees.
 """
 
 import itertools
@@ -25,14 +25,14 @@ from shared.turns import ChatMessage, SampledTurn
 
 @dataclass(frozen=True)
 class Continuation:
-    """Where a request continues the recording.
+    """The recorded turn that a request continues, and the token ids that stand for its recorded messages.
 
     Attributes:
-        turn: Number of the recorded turn that it continues; None if no recorded conversation is its beginning.
+        turn: Number of the recorded turn; None if the request does not begin with a recorded conversation.
         recorded_ids: Packed ids that stand for the first ``num_recorded_messages`` messages.
         num_recorded_messages: Number of these messages.
-        is_rewritten: Whether the request has another assistant message where a recorded conversation, which begins in
-            the same way, has a sampled one.
+        is_rewritten: Whether the request begins like a recorded conversation, and then has another assistant message
+            in the place of a sampled one.
     """
 
     turn: int | None = None
@@ -43,7 +43,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class _Conversation:
-    """The messages of one recorded turn that follow the turn it continues. ``asked`` are digests."""
+    """The messages that a recorded turn adds to the turn it continues. ``asked`` are the digests of the client's."""
 
     continues: int | None
     tools: bytes
@@ -54,7 +54,7 @@ class _Conversation:
 
 
 class Recording:
-    """The recorded turns of one session.
+    """The recorded turns of one session, with the results of their tool calls and the rollout's end.
 
     Args:
         entries: Earlier entries of the session, in order.
@@ -85,21 +85,21 @@ class Recording:
 
     @property
     def num_forks(self) -> int:
-        """Number of rows after the first. A request that continues no row's last turn begins a new row."""
+        """Number of rows (token sequences) after the first. A request that extends no row begins a new one."""
         return max(0, len(self._tips) - 1)
 
     @property
     def num_drifted_tokens(self) -> int:
-        """Number of tokens that were rendered again because a client had rewritten what was sampled."""
+        """Number of tokens that were rendered again because a client had rewritten a sampled message."""
         return sum(len(turn.turn.appended_ids) // 4 for turn in self._turns if turn.is_rewritten)
 
     def rows(self) -> tuple[Row, ...]:
-        """Return the rows. Each sampled token has mask 1 in exactly one row."""
+        """Return the token sequences for training (rows). Each sampled token has loss mask 1 in exactly one of them."""
         return make_rows(self._turns)
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
+        """Number of token sequences (rows) that ``rows`` returns."""
         return len(self._tips)
 
     @property
@@ -121,7 +121,7 @@ class Recording:
         return num_bytes // ID_DTYPE.itemsize
 
     def conversation(self, turn: int | None) -> list[ChatMessage]:
-        """Return the messages of a turn's conversation, with the sampled message."""
+        """Return all messages of a conversation, up to and including the message that was sampled in ``turn``."""
         return [message for recorded in self._path(turn) for message in (*recorded.messages, recorded.turn.message)]
 
     def completion(self) -> list[ChatMessage]:
@@ -134,11 +134,11 @@ class Recording:
         return self._by_request.get(request)
 
     def tool_results(self, turn: int) -> ToolResults | None:
-        """Return the recorded results of a turn's tool calls."""
+        """Return the recorded results of a turn's tool calls; None without any."""
         return self._tool_results.get(turn)
 
     def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Continuation:
-        """Return where a request continues the recording. Its ``turn`` is None if it continues no recorded turn."""
+        """Find the longest recorded conversation with which a request begins. Without any, the ``turn`` is None."""
         given, shown = [digest(message) for message in messages], digest(list(tools))
         matching: set[int | None] = {None}
         is_rewritten_after: set[int | None] = set()
@@ -170,7 +170,7 @@ class Recording:
         tools: Sequence[dict[str, Any]],
         turn: SampledTurn,
     ) -> RecordedTurn:
-        """Return the next entry: a turn that a generator sampled for a request with this continuation."""
+        """Build the entry for a turn that a generator sampled for a request. Nothing is added to the recording yet."""
         begins_row = continuation.turn not in self._tips
         return RecordedTurn(
             request=request,
@@ -183,7 +183,7 @@ class Recording:
         )
 
     def add(self, entry: Entry) -> None:
-        """Add the next entry."""
+        """Add an entry after the earlier ones: a turn, the results of tool calls, or the rollout's end."""
         self.num_entries += 1
         if isinstance(entry, ToolResults):
             self._tool_results[entry.turn] = entry
@@ -209,13 +209,16 @@ class Recording:
         self._by_request[entry.request] = entry.turn
 
     def _comes_back(self, turn: int, message: ChatMessage, mark: bytes) -> bool:
-        """Whether a message, with this digest, is what a turn sampled. Remembers it: later requests have it too."""
+        """Whether a client's message is the sampled message of a turn, perhaps in another form.
+
+        If so, remembers its digest, ``mark``, because later requests contain the same form.
+        """
         if self._came_back[turn] != mark and self._conversations[turn].sampled.comes_back_as(comparable(message)):
             self._came_back[turn] = mark
         return self._came_back[turn] == mark
 
     def _path(self, turn: int | None) -> list[RecordedTurn]:
-        """Return the turns from the beginning of a conversation to a turn."""
+        """Return the recorded turns of a conversation, from its first one to ``turn``."""
         path: list[RecordedTurn] = []
         while turn is not None:
             path.append(self._turns[turn])
@@ -226,5 +229,5 @@ class Recording:
         return 0 if turn is None else self._conversations[turn].num_messages
 
     def _preference(self, turn: int | None) -> tuple[int, bool, int]:
-        """Return a number for each reason to continue a turn: it is longer, the tip of a row, newer."""
+        """Return a sort key that ranks the longest conversation highest, then a row's last turn, then the newest."""
         return self._num_messages(turn), turn in self._tips, -1 if turn is None else turn

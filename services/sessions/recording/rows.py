@@ -1,4 +1,4 @@
-"""Makes rows of recorded turns. Pure.
+"""Makes token sequences for training (rows) from recorded turns. Pure.
 
     turns       0 <-- 1 <-- 2        row 0   prompt  a0  tool  a1  tool  a2
                 ^---- 3              row 1   prompt  a0  user  a3
@@ -6,8 +6,8 @@
                                              000000  00  0000  11
 
 A turn that continues the last turn of a row is appended to that row. A turn that continues an earlier one begins a new
-row, and so does a turn that continues none. A new row begins with all ids up to the continued turn, which count in
-their first row only: they are the prompt of the new row.
+row, and so does a turn that continues none. A new row begins with all ids up to the continued turn, as its prompt. A
+sampled id is trained only in the first row that has it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from shared.messages import Row, Turn, VersionSpan
 
 @dataclass
 class _Growing:
-    """A row that turns are appended to."""
+    """A row under construction, to which turns are appended."""
 
     prompt_ids: bytes
     ids: list[bytes] = field(default_factory=list[bytes])
@@ -35,7 +35,7 @@ class _Growing:
         self._put(self.prompt_ids, sampled=False)
 
     def append(self, recorded: RecordedTurn) -> None:
-        """Append what was rendered before a turn, and the turn."""
+        """Append a turn: the tokens that were rendered before it with mask 0, and the sampled tokens with mask 1."""
         turn = recorded.turn
         start, rendered = self.num_tokens, self.num_tokens + _length(turn.appended_ids)
         if self.turns and recorded.messages and rendered > start:  # what precedes the first turn is the row's prompt
@@ -56,7 +56,7 @@ class _Growing:
         self.num_sampled += _length(turn.token_ids)
 
     def finished(self) -> Row:
-        """Return the row."""
+        """Return the finished row, with its parts joined into packed arrays."""
         return Row(
             token_ids=b"".join(self.ids),
             loss_mask=b"".join(self.mask),
@@ -72,7 +72,7 @@ class _Growing:
 
 
 def make_rows(turns: Sequence[RecordedTurn]) -> tuple[Row, ...]:
-    """Return the rows of a session's turns, in the order in which they began."""
+    """Return the token sequences for training (rows) of a session's turns, in the order in which they began."""
     rows: list[_Growing] = []
     row_of_tip: dict[int, _Growing] = {}
     for number, turn in enumerate(turns):

@@ -1,1 +1,1 @@
-"""Sessions over HTTP, in OpenAI's and Anthropic's protocols. Each session has its own base URL and key."""
+"""The HTTP API of sessions: clients ask the policy for turns in OpenAI's and Anthropic's protocols."""

@@ -1,7 +1,7 @@
-"""OpenAI's chat completions as sessions take them and answer them. Pure.
+"""Translates requests and answers of OpenAI's chat completions for sessions. Pure.
 
-Messages and tools are in this protocol's form everywhere in headrace, so they pass unchanged, except the role
-``developer``: it is ``system`` here as in the other protocols, because many chat templates ignore it.
+Messages and tools have this protocol's form everywhere in headrace, so they are not changed. Only the role
+``developer`` becomes ``system``, as in the other protocols, because many chat templates ignore it.
 """
 
 from collections.abc import Iterator
@@ -54,10 +54,10 @@ class ChatRequest(msgspec.Struct):
 
 
 def asked(request: ChatRequest, _: ConversationOf) -> AskedTurn:
-    """Return what a request asks for.
+    """Translate a chat completions request into a request for a turn.
 
     Raises:
-        BodyError: It needs an answer of another form.
+        BodyError: An option asks for an answer that a session cannot give, such as several choices or logprobs.
     """
     refuse_options(
         {
@@ -78,13 +78,13 @@ def asked(request: ChatRequest, _: ConversationOf) -> AskedTurn:
 
 
 def answer(_: ChatRequest, answered: AnsweredTurn) -> dict[str, Any]:
-    """Return the body of an answer."""
+    """Return a turn as the body of a chat completion that is not streamed."""
     choice = {"index": 0, "message": _message(answered), "finish_reason": _finish_reason(answered), "logprobs": None}
     return _head(answered, "chat.completion") | {"choices": [choice], "usage": _usage(answered)}
 
 
 def events(request: ChatRequest, answered: AnsweredTurn) -> Iterator[str]:
-    """Yield the events of a streamed answer: the whole message, why it ended, and its usage if that was asked for."""
+    """Yield the events of a streamed answer: the whole message, its finish reason and, if requested, its usage."""
     wants_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     head = _head(answered, "chat.completion.chunk") | ({"usage": None} if wants_usage else {})
     message = _message(answered)
@@ -99,7 +99,7 @@ def events(request: ChatRequest, answered: AnsweredTurn) -> Iterator[str]:
 
 
 def models() -> dict[str, Any]:
-    """Return the body of OpenAI's list of models."""
+    """Return the body of OpenAI's list of models, with the one model that every session has: the policy."""
     return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "headrace"}]}
 
 

@@ -1,4 +1,4 @@
-"""Gives every error of a session's routes the form of the route's protocol, from whichever layer it comes.
+"""Rewrites the error answers of session routes into the form of the route's protocol: OpenAI's or Anthropic's.
 
     OpenAI:     problem_forms.py
     Anthropic:  {"type": "error", "error": {"type": "invalid_request_error", "code": "session_over", "message": "..."}}
@@ -22,12 +22,12 @@ _ANTHROPIC_TYPES = {
 
 
 def with_client_errors(app: App) -> App:
-    """Return the application, with its guards, whose errors have the form of each route's protocol."""
+    """Wrap the guarded application, so that errors of each session route have the form of the route's protocol."""
     return RewrittenProblems(app, _form_of, media_type="application/json")
 
 
 def anthropic_error(problem: dict[str, Any]) -> dict[str, Any]:
-    """Return a problem in Anthropic's form. Its type becomes the code, which Anthropic's own errors do not have."""
+    """Convert a problem+json body to Anthropic's form, with the problem's type as ``code``, an additional field."""
     kind = error_type(problem, _ANTHROPIC_TYPES, "api_error")
     return {"type": "error", "error": {"type": kind, "code": error_code(problem), "message": problem["detail"]}}
 
@@ -36,7 +36,7 @@ _FORMS: dict[str, Form] = {"openai": openai_error, "anthropic": anthropic_error}
 
 
 def _form_of(scope: Scope) -> Form | None:
-    """Return the form of a request's errors; None for problem+json."""
+    """Return the function that rewrites a request's errors; None to leave them as problem+json."""
     path = str(scope["path"])
     route = SESSIONS.find(str(scope["method"]), path).route
     if route is None:

@@ -1,10 +1,10 @@
-"""Anthropic's messages as sessions take them and answer them. Pure.
+"""Translates requests and answers of Anthropic's Messages API for sessions. Pure.
 
     system; a user's text blocks       -->     chat messages
     a user's tool_result blocks        -->     a tool message each, in their places
     text and tool_use blocks           <-->    one assistant message with calls
 
-Of a block only what the policy reads counts: clients move their cache marks from block to block.
+Only the parts of a block that the policy reads are used, because clients move their cache marks from block to block.
 """
 
 import itertools
@@ -98,20 +98,21 @@ _BLOCKS: dict[str, dict[str, type[_Block]]] = {
 
 
 def asked(request: MessagesRequest, _: ConversationOf) -> AskedTurn:
-    """Return what a request asks for.
+    """Translate a Messages request into a request for a turn.
 
     Raises:
-        BodyError: It needs an answer of another form, or has other content than text, calls and their results.
+        BodyError: An option asks for an answer that a session cannot give, a block is neither text nor a tool call nor
+            its result, or the last message is the assistant's.
     """
     refuse_options({"a last message of the assistant": request.messages[-1].role == "assistant"})
     return counted(request)
 
 
 def counted(request: MessagesRequest) -> AskedTurn:
-    """Return what a request asks for whose tokens are only counted: its last message may be the assistant's.
+    """Translate a Messages request whose tokens are only counted. Its last message may be the assistant's.
 
     Raises:
-        BodyError: As for ``asked``.
+        BodyError: As for ``asked``, except for the last message.
     """
     refuse_options(
         {
@@ -139,7 +140,7 @@ def counted(request: MessagesRequest) -> AskedTurn:
 
 
 def answer(_: MessagesRequest, answered: AnsweredTurn) -> dict[str, Any]:
-    """Return the body of an answer."""
+    """Return a turn as the body of a message that is not streamed."""
     stop_reason = "max_tokens" if answered.is_cut else "tool_use" if answered.calls else "end_turn"
     return {
         "id": f"msg_{answered.answer_id}",
@@ -188,7 +189,7 @@ def _is_billing(text: Any) -> bool:
 
 
 def _chat_messages(index: int, message: Message) -> list[ChatMessage]:
-    """Return a message as chat messages: results of tools are messages of their own."""
+    """Convert a message to chat messages. Each tool result in it becomes a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     place = f"messages[{index}].content"
@@ -226,7 +227,7 @@ def _call(block: _ToolUse) -> dict[str, Any]:
 
 
 def _blocks(answered: AnsweredTurn) -> list[dict[str, Any]]:
-    """Return the message and its calls as blocks."""
+    """Return a turn's text and tool calls as content blocks."""
     text = [{"type": "text", "text": answered.text}] if answered.shows_text else []
     calls = [
         {
@@ -241,7 +242,7 @@ def _blocks(answered: AnsweredTurn) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> dict[str, Any] | str:
-    """Return the arguments of a call as an object; otherwise as text, which comes back unchanged."""
+    """Return a call's arguments as a JSON object, or as the text itself if they are not one."""
     try:
         value: Any = msgspec.json.decode(arguments.strip() or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -250,7 +251,7 @@ def _input(arguments: str) -> dict[str, Any] | str:
 
 
 def _steps(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a block."""
+    """Yield the stream events for one content block."""
     if block["type"] == "text":
         empty: dict[str, Any] = {"text": ""}
         delta = {"type": "text_delta", "text": block["text"]}

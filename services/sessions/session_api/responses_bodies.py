@@ -1,4 +1,4 @@
-"""OpenAI's responses as sessions take them and answer them. Pure.
+"""Translates requests and answers of OpenAI's Responses API for sessions. Pure.
 
     instructions, input                                    chat messages
     message, function_call, function_call       <-->       one assistant message with two calls
@@ -94,10 +94,11 @@ _ITEMS: dict[str, type[_Message | _FunctionCall | _FunctionCallOutput]] = {
 
 
 def asked(request: ResponsesRequest, conversation_of: ConversationOf) -> AskedTurn:
-    """Return what a request asks for.
+    """Translate a Responses request into a request for a turn.
 
     Raises:
-        BodyError: It needs an answer of another form, has other content than text and calls, or continues no answer.
+        BodyError: An option asks for an answer that a session cannot give, an item is neither text nor a tool call nor
+            its output, or the session does not have the previous response.
     """
     refuse_options(
         {
@@ -126,7 +127,7 @@ def asked(request: ResponsesRequest, conversation_of: ConversationOf) -> AskedTu
 
 
 def answer(request: ResponsesRequest, answered: AnsweredTurn) -> dict[str, Any]:
-    """Return the body of an answer."""
+    """Return a turn as the body of a response that is not streamed."""
     num_prompt, num_sampled = answered.num_prompt_tokens, answered.num_sampled_tokens
     return {
         "id": f"{_ID}{answered.answer_id}",
@@ -173,7 +174,10 @@ RESPONSES = TurnProtocol(ResponsesRequest, asked, answer, events)
 
 
 def _conversation(request: ResponsesRequest, conversation_of: ConversationOf) -> list[ChatMessage]:
-    """Return all messages. New instructions replace the system message with which the earlier ones begin."""
+    """Return the conversation up to the previous response, followed by the messages of this request.
+
+    New instructions replace the system message at the beginning of the conversation.
+    """
     earlier: list[ChatMessage] = []
     if request.previous_response_id is not None:
         earlier = conversation_of(request.previous_response_id.removeprefix(_ID))
@@ -187,7 +191,7 @@ def _conversation(request: ResponsesRequest, conversation_of: ConversationOf) ->
 
 
 def _messages(items: list[dict[str, Any]]) -> list[ChatMessage]:
-    """Return the messages of a request's items. Calls belong to the assistant message before them."""
+    """Convert a request's input items to chat messages. Tool calls become part of the assistant message before them."""
     messages: list[ChatMessage] = []
     for index, given in enumerate(items):
         place = f"input[{index}]"
@@ -206,7 +210,7 @@ def _messages(items: list[dict[str, Any]]) -> list[ChatMessage]:
 
 
 def _output(answered: AnsweredTurn) -> list[dict[str, Any]]:
-    """Return the message and its calls as items."""
+    """Return a turn's text and tool calls as output items of a response."""
     status = "incomplete" if answered.is_cut else "completed"
     items: list[dict[str, Any]] = []
     if answered.shows_text:
@@ -228,7 +232,7 @@ def _output(answered: AnsweredTurn) -> list[dict[str, Any]]:
 
 
 def _steps(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and data of each event of an item."""
+    """Yield the name and data of each stream event for one output item."""
     whole = {"output_index": index, "item": item}
     inside = {"output_index": index, "item_id": item["id"]}
     if item["type"] == "message":

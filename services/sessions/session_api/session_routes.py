@@ -1,7 +1,7 @@
-"""Sessions over HTTP.
+"""The HTTP routes of sessions: open a session, ask the policy for turns, report a reward, end the session.
 
     POST /v1/sessions                       opens a session for evaluation: its base URL and key
-    GET  /v1/sessions/ID                    how far it is
+    GET  /v1/sessions/ID                    its state: numbers of turns and rows, reward
     POST /v1/sessions/ID/chat/completions   the next turn
     POST /v1/sessions/ID/responses          the next turn, in OpenAI's newer protocol
     POST /v1/sessions/ID/messages           the next turn, in Anthropic's; also ID/v1/messages, as its client has it
@@ -10,8 +10,8 @@
     POST /v1/sessions/ID/reward             reports the session's reward
     POST /v1/sessions/ID/end                ends it
 
-All but the first need the session's own key. A turn that was asked for is sampled and recorded even if its client goes
-away, and the same request, sent again, is answered with the same turn, also in another protocol.
+A turn is one assistant message of the policy. All routes but the first need the session's own key. A turn is sampled
+and recorded even if its client disconnects. The same request, sent again, gets the same turn, also in another protocol.
 """
 
 import math
@@ -73,7 +73,7 @@ class RewardReport(msgspec.Struct):
 
 
 def body_schemas() -> dict[str, Any]:
-    """Return the JSON schemas of the bodies by name, for an OpenAPI document."""
+    """Return the JSON schemas of request bodies that routes decode themselves, by name, for the OpenAPI document."""
     kinds = [RewardReport, *dict.fromkeys(protocol.request for protocol in _TURN_ROUTES.values())]
     return msgspec.json.schema_components(kinds, ref_template=_SCHEMA_REF)[1]
 
@@ -88,7 +88,7 @@ def _body(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class SessionRequest(BaseModel):
-    """Asks for a session of a run."""
+    """A request to open a session with the policy of a run."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -112,7 +112,7 @@ class TokenCount(BaseModel):
 
 
 class SessionView(BaseModel):
-    """The state of a session: its turns, its rows and, at its end, its reward."""
+    """The state of a session: its numbers of turns and rows, and its reward once it is reported."""
 
     id: str
     run_id: str
@@ -124,7 +124,7 @@ class SessionView(BaseModel):
 
 
 def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
-    """Add the routes of these sessions, and the answers to what they refuse."""
+    """Add the routes of ``sessions`` to the application, and the handlers that turn their errors into answers."""
     router = APIRouter(tags=["sessions"])
 
     async def session_of(session_id: str, request: Request) -> OpenSession:
@@ -204,7 +204,7 @@ def _add_turn_route(
     protocol: TurnProtocol[Any],
     session_of: Callable[[str, Request], Awaitable[OpenSession]],
 ) -> None:
-    """Add the route of a protocol's turns."""
+    """Add the POST route with which clients of one protocol ask for turns."""
 
     @router.post(
         f"{_SESSION}/{path}",
@@ -251,7 +251,7 @@ def _answer_id(opened: OpenSession, turn: int) -> str:
 
 
 def _conversation_of(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
-    """Return the conversation up to the response of this id. Raises BodyError, or SessionOverError."""
+    """Return the conversation up to the response with this id. Raises BodyError for other ids, or SessionOverError."""
     opened.require_open()
     recording = opened.session.recording
     for turn in range(recording.num_turns):
@@ -263,7 +263,7 @@ def _conversation_of(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
 
 
 def _keys_in(request: Request) -> list[str]:
-    """Return the keys of a request. Anthropic's clients have a header of their own, and may send both."""
+    """Return the keys in ``Authorization`` and ``x-api-key``. Anthropic's clients send the latter, or both."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return [key.strip() if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
 
@@ -287,7 +287,7 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
 
 
 def _problem(error: Exception) -> tuple[int, str, str]:
-    """Return the status, title and detail of what a route refuses."""
+    """Return the HTTP status, title and detail of the answer to an error."""
     match error:
         case BodyError():
             return error.status, error.title, error.detail

@@ -1,4 +1,4 @@
-"""A client's protocol, as sessions see it: a translation of requests and of answers. Pure.
+"""The interface of a client protocol, such as OpenAI's: translates a request for a turn, and its answer. Pure.
 
     body --decode--> request --asked--> messages, tools, ... --OpenSession.turn--> turn --answer, or events--> body
 
@@ -37,13 +37,13 @@ _MAX_DEPTH = 100
 
 @dataclass(frozen=True)
 class AskedTurn:
-    """The turn that a request asks for.
+    """A request for the policy's next message, translated from the client's protocol.
 
     Attributes:
         messages: The whole conversation.
         tools: The tools that the policy is shown.
-        max_tokens: Most tokens of the turn; 0 for as many as the run allows.
-        seed: Tells requests apart.
+        max_tokens: Most tokens to sample; 0 for as many as the run allows.
+        seed: Only distinguishes requests: another seed asks for another turn.
         is_streamed: Whether the answer is a stream of events.
     """
 
@@ -56,12 +56,12 @@ class AskedTurn:
 
 @dataclass(frozen=True)
 class AnsweredTurn:
-    """A turn that is answered, maybe not for the first time.
+    """A sampled turn, to be translated into an answer in the client's protocol.
 
     Attributes:
-        answer_id: The same each time.
+        answer_id: The answer's id, which is the same if the request is repeated.
         turn: The turn.
-        num_prompt_tokens: Number of tokens that it was conditioned on.
+        num_prompt_tokens: Number of tokens that the turn was conditioned on.
     """
 
     answer_id: str
@@ -80,7 +80,7 @@ class AnsweredTurn:
 
     @property
     def shows_text(self) -> bool:
-        """Whether the text is a part of an answer that has parts. White space before calls is not."""
+        """Whether the answer shows the text as a part of its own. White space before tool calls is not shown."""
         return bool(self.text.strip()) or not self.calls
 
     @property
@@ -100,11 +100,11 @@ ConversationOf = Callable[[str], list[ChatMessage]]
 
 @dataclass(frozen=True)
 class TurnProtocol(Generic[RequestT]):
-    """One protocol.
+    """One client protocol: the fields of its requests, and the functions that translate requests and answers.
 
     Attributes:
         request: The fields of a request that are read.
-        asked: Returns what a request asks for. Raises BodyError.
+        asked: Translates a request. Raises BodyError if a session does not support it.
         answer: Returns the body of an answer.
         events: Yields the server-sent events of a streamed answer.
     """
@@ -116,7 +116,7 @@ class TurnProtocol(Generic[RequestT]):
 
 
 def decode(body: bytes, kind: type[_BodyT]) -> _BodyT:
-    """Return a body as an object. Raises BodyError."""
+    """Decode a JSON body into a struct of type ``kind``. Raises BodyError if it is malformed or nested too deeply."""
     value = decode_json(body)
     if not is_data(value, max_depth=_MAX_DEPTH):
         raise BodyError(400, "Invalid request", f"The body is nested deeper than {_MAX_DEPTH} levels.")
@@ -135,16 +135,16 @@ def refuse_options(refused: Mapping[str, bool]) -> None:
 
 
 def one_of(value: dict[str, Any], kinds: Mapping[str, type[_BodyT]], *, place: str, default: str = "") -> _BodyT:
-    """Return an object of the kind that its ``type`` names.
+    """Convert a JSON object to the struct that its field ``type`` names.
 
     Args:
         value: The object.
-        kinds: The kinds by their types.
-        place: Where it is in the body.
-        default: The type of an object that does not name one.
+        kinds: The supported structs, by the value of ``type``.
+        place: Where the object is in the body, for messages.
+        default: The type of an object without the field.
 
     Raises:
-        BodyError: It has another type, or is malformed.
+        BodyError: The object has another type, or is malformed.
     """
     named = value.get("type") or default
     if not isinstance(named, str):
@@ -166,17 +166,17 @@ class TextPart(msgspec.Struct):
 
 
 def content_of(texts: Sequence[str]) -> str | list[dict[str, Any]]:
-    """Return the content of a chat message: a string unless there are several texts, which templates join."""
+    """Return texts as a chat message's content: one string, or several text parts, which chat templates join."""
     return "".join(texts) if len(texts) <= 1 else [{"type": "text", "text": text} for text in texts]
 
 
 def text_content(parts: str | list[dict[str, Any]], *, types: Iterable[str], place: str) -> str | list[dict[str, Any]]:
-    """Return text as the content of a chat message.
+    """Return a text, or a list of text parts, as the content of a chat message.
 
     Args:
-        parts: The text, or parts with text.
-        types: The types that parts with text have.
-        place: Where they are in the body.
+        parts: The text, or the parts.
+        types: The values of ``type`` that text parts have in this protocol.
+        place: Where the parts are in the body, for messages.
 
     Raises:
         BodyError: A part is not text.
@@ -188,19 +188,19 @@ def text_content(parts: str | list[dict[str, Any]], *, types: Iterable[str], pla
 
 
 def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a tool as chat completions have it: the chat template shows it to the model."""
+    """Return a tool in the format of OpenAI's chat completions, which chat templates read."""
     described = {} if description is None else {"description": description}
     takes = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, **described, "parameters": takes}}
 
 
 def function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a tool call as chat completions have it."""
+    """Return a tool call in the format of OpenAI's chat completions."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def server_sent_event(data: dict[str, Any], *, name: str = "") -> str:
-    """Return a server-sent event."""
+    """Return the text of a server-sent event with JSON data, and with an event name if one is given."""
     line = f"event: {name}\n" if name else ""
     return f"{line}data: {json.dumps(data)}\n\n"
 

@@ -1,1 +1,1 @@
-"""Users' tools and environments, which run in killable worker processes."""
+"""The tools and environments of runs: users' Python code in worker processes, MCP servers and OpenEnv servers."""

@@ -1,4 +1,4 @@
-"""The public attributes of an environment at its rollout's end, for reward functions, which run in another service.
+"""Reads the public attributes of an environment as JSON, so that reward functions, in another service, can use them.
 
 attributes, properties --as JSON--> attributes: the shortest first, until there is no room
                                     left_out: why the others are missing
@@ -20,14 +20,17 @@ _TOO_LONG = f"it has more than {MAX_STATE_CHARS} characters as JSON, which all a
 
 
 class EnvironmentState(msgspec.Struct, frozen=True):
-    """The attributes that JSON can express, and for others the reason why they are missing."""
+    """The public attributes of an environment that JSON can express, and the reasons why others are missing."""
 
     attributes: dict[str, Any]
     left_out: dict[str, str]
 
 
 def state_of(environment: object) -> str:
-    """Return the state of an environment as JSON, in its process."""
+    """Return the public attributes of an environment as JSON, and reasons why others are missing.
+
+    Runs in the environment's process.
+    """
     texts: dict[str, str] = {}
     left_out: dict[str, str] = {}
     for name in dir(environment):
@@ -55,7 +58,7 @@ def state_of(environment: object) -> str:
 
 
 def read_state(text: str) -> EnvironmentState:
-    """Return the state that ``state_of`` wrote. Raises ValueError if it is something else."""
+    """Return the state that ``state_of`` wrote. Raises ValueError if the text is not such a state."""
     try:
         return msgspec.json.decode(text, type=EnvironmentState)
     except RecursionError as error:
@@ -63,7 +66,7 @@ def read_state(text: str) -> EnvironmentState:
 
 
 class _TooLongError(Exception):
-    """An attribute that is too long, found before all of it was turned into JSON."""
+    """An attribute has too many characters as JSON. It is raised before all of the attribute is encoded."""
 
 
 def _as_json(value: object) -> str:
@@ -82,7 +85,12 @@ def _as_json(value: object) -> str:
 
 
 def _as_lists(value: Any) -> object:
-    """Return the numbers of an array or a scalar of numpy or torch."""
+    """Return an array or scalar of numpy or torch as Python numbers in lists, for the JSON encoder.
+
+    Raises:
+        TypeError: JSON does not have the value's type.
+        _TooLongError: The array has too many values.
+    """
     if not hasattr(value, "tolist"):
         raise TypeError(f"JSON does not have the type {type(value).__name__}")
     num_values: Any = value.numel() if hasattr(value, "numel") else getattr(value, "size", 0)

@@ -1,4 +1,4 @@
-"""Makes one environment in a process of its own, and calls its methods: the process's kind of task.
+"""Defines the tasks of an environment's process: make one environment, call its methods, and clean up.
 
 Task(factory, IMPORT)     --> its module
 Task(factory, reset(row)) --> factory(), kept in this process --> its reset
@@ -46,9 +46,9 @@ CLEAN_UP = "cleaning up"
 
 
 class MethodCall(msgspec.Struct, frozen=True):
-    """A call of a method with keyword arguments, which are a JSON object if a model wrote them.
+    """A call of an environment's method. ``arguments`` are its keyword arguments, as JSON text if a model wrote them.
 
-    ``seed`` is the rollout's name. Only the first call has it.
+    ``seed`` is the rollout's id, which only the call of ``reset`` has.
     """
 
     method: str
@@ -57,7 +57,7 @@ class MethodCall(msgspec.Struct, frozen=True):
 
 
 class DescribedEnvironment(msgspec.Struct, frozen=True, tag=True):
-    """The ``module:Class`` of an environment, the schemas of its tools, and the version of its module."""
+    """Describes a usable environment: its ``module:Class``, the schemas of its tools, and the version of its module."""
 
     name: str
     schemas: list[dict[str, Any]]
@@ -67,39 +67,42 @@ class DescribedEnvironment(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass
 class EnvironmentTasks:
-    """See TaskKind. Modules of environments may come from ``places``."""
+    """The task of environment processes: load a factory from the allowed ``places``, make an environment, call it."""
 
     places: Places
     _environment: Any = None
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """See TaskKind."""
+        """The modules to import once for all processes: this one, and transformers' conversion to JSON schemas."""
         return __name__, IMPORTS
 
     @property
     def answer_type(self) -> type[ToolAnswer]:
-        """See TaskKind."""
+        """The type that ``call`` returns."""
         return ToolAnswer
 
     @property
     def description_type(self) -> type[DescribedEnvironment]:
-        """See TaskKind."""
+        """The type that ``describe`` returns for a usable factory."""
         return DescribedEnvironment
 
     def set_up(self) -> None:
-        """See TaskKind."""
+        """Do nothing: a process needs no preparation before it makes an environment."""
 
     def load(self, name: str, sources: Sources | None) -> Function:
-        """See TaskKind. An environment's class is a function that makes one."""
+        """Load the factory, which is a function or a class, from ``sources`` or else from the current files."""
         return load_function(name, places=self.places, sources=sources, may_be_class=True)
 
     def read(self, name: str) -> tuple[Function, Sources | None]:
-        """See TaskKind."""
+        """Load the factory, which is a function or a class, from the current files; return it with their version."""
         return read_function(name, places=self.places, may_be_class=True)
 
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
-        """See TaskKind. ``call`` is an encoded MethodCall."""
+        """Call a method of the environment, which is made before its first call, and return the result as text.
+
+        ``call`` is an encoded MethodCall. It may name IMPORT, STATE or CLEAN_UP instead of a method.
+        """
         wanted = msgspec.msgpack.decode(call, type=MethodCall)
         if wanted.method == IMPORT:
             return answer(str, {}, limits)
@@ -118,7 +121,7 @@ class EnvironmentTasks:
         return answer(method, wanted.arguments, limits, show=_SHOWN.get(wanted.method, str))
 
     def _clean_up(self) -> None:
-        """Run ``__del__``, finalizers and ``atexit`` functions, which the end of this process would not."""
+        """Run ``__del__``, finalizers and ``atexit`` functions, because the end of this process does not run them."""
         self._environment = None
         gc.collect()
         getattr(atexit, "_run_exitfuncs")()  # noqa: B009  private: getattr hides it from type checkers
@@ -126,7 +129,7 @@ class EnvironmentTasks:
     def describe(
         self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
     ) -> DescribedEnvironment | Refused:
-        """See TaskKind. Makes an environment, because only that shows the type of what a factory makes."""
+        """Make one environment, and describe its class. Refuse a factory that fails, or a class without ``reset``."""
         try:
             environment = function()
         except BaseException as error:  # noqa: BLE001  user code

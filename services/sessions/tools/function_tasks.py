@@ -1,4 +1,4 @@
-"""The workers' kind of task in which a user's function is called, whatever it is called with."""
+"""Loads users' Python functions in worker processes: the base class of the tasks for tools and agent programs."""
 
 import msgspec
 
@@ -10,22 +10,22 @@ from shared.user_code.task_kind import Function
 
 
 class FunctionTasks(msgspec.Struct, frozen=True):
-    """See TaskKind. Modules may come from ``places``."""
+    """Loads a user's function from the allowed ``places``. Subclasses say how to call and how to describe it."""
 
     places: Places
 
     @property
     def answer_type(self) -> type[ToolAnswer]:
-        """See TaskKind."""
+        """The type that ``call`` of the subclasses returns."""
         return ToolAnswer
 
     def set_up(self) -> None:
-        """See TaskKind."""
+        """Do nothing: a worker process needs no preparation before it calls a function."""
 
     def load(self, name: str, sources: Sources | None) -> Function:
-        """See TaskKind."""
+        """Load the function in the version ``sources``, or else from its module's current files."""
         return load_function(name, places=self.places, sources=sources)
 
     def read(self, name: str) -> tuple[Function, Sources | None]:
-        """See TaskKind."""
+        """Load the function from its module's current files; return it with their version."""
         return read_function(name, places=self.places)

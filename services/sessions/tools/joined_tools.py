@@ -1,4 +1,4 @@
-"""The tools of one run, from all their sources, by the names that the model uses."""
+"""Joins the tools of one run: Python functions and tools of MCP servers, by the names that the model uses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -27,13 +27,13 @@ class ToolSource(Protocol):
 
 
 class JoinedTools:
-    """Tools of several sources.
+    """All tools of one run, from several sources. A call goes to the source that has the tool.
 
     Args:
-        sources: Each with how its tools are named to users.
+        sources: The sources, by their names in messages for users.
 
     Raises:
-        UserError: Two of them have one name.
+        UserError: Two tools have the same name.
     """
 
     def __init__(self, sources: Mapping[str, ToolSource]) -> None:
@@ -48,7 +48,7 @@ class JoinedTools:
         return False
 
     def keeps_state(self, name: str) -> bool:
-        """Return False: what these tools return does not depend on a rollout's earlier calls."""
+        """Return False: the results of these tools do not depend on a rollout's earlier calls."""
         del name
         return False
 
@@ -66,10 +66,10 @@ class JoinedTools:
 
 
 def require_distinct(schemas: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Raise UserError if two tools have one name.
+    """Raise UserError if two tools have the same name.
 
     Args:
-        schemas: Schemas by where they come from.
+        schemas: The tools' JSON schemas, by the name of their source in the message.
     """
     places: dict[str, list[str]] = {}
     for where, found in schemas.items():

@@ -1,4 +1,4 @@
-"""The MCP servers that runs may use: the operator's file, in the format of `.mcp.json`.
+"""Reads the MCP servers that runs may use from the operator's file, which has the format of `.mcp.json`.
 
     {"mcpServers": {"search": {"type": "http", "url": "https://search.internal/mcp",
                                "headers": {"Authorization": "Bearer ${SEARCH_TOKEN}"}},
@@ -36,19 +36,19 @@ class _Server(BaseModel):
 
 
 class HttpServer(_Server):
-    """A server that is reached over streamable HTTP."""
+    """The address of an MCP server that is reached over streamable HTTP, and the headers of its requests."""
 
     type: Literal["http", "streamable-http"] = "http"
     url: _Text
     headers: dict[str, _Text] = {}
 
     def model_post_init(self, _: object) -> None:
-        """Check the expanded address."""
+        """Check that the URL is valid once its ``${NAME}`` variables are replaced."""
         TypeAdapter(HttpUrl).validate_python(self.url)
 
 
 class StdioServer(_Server):
-    """A server that is started as a process for each run. It inherits only HOME, PATH and the like, and ``env``."""
+    """An MCP server started as a process for each run. It inherits only HOME, PATH and the like, and gets ``env``."""
 
     type: Literal["stdio"] = "stdio"
     command: Annotated[_Text, Field(min_length=1)]
@@ -65,7 +65,7 @@ class _File(BaseModel):
 
 
 def read_mcp_servers(path: Path | None, names: list[str]) -> dict[str, McpServer]:
-    """Return the servers with these names, as the file has them now.
+    """Read the file as it is now, and return its servers with these names.
 
     Raises:
         UserError: The file is missing, cannot be read, or does not have a server of this name.
@@ -99,7 +99,7 @@ def _server(path: Path, name: str, fields: Mapping[str, Any]) -> McpServer:
 
 
 def _why(error: OSError | ValidationError) -> str:
-    """Return the reason without the file's values, of which some are secret."""
+    """Return the reason of an error without the file's values, because some of them are secret."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return "; ".join(

@@ -1,11 +1,11 @@
-"""The tools of one run's MCP servers.
+"""Calls the tools of MCP servers, over one connection for each run and server.
 
     server --tools/list--> schemas                     a call --tools/call--> its text
                                                                               ToolError: answered to the model
                                                                               ToolLostError: the rollout is lost
 
-A run has one connection to each server. It is made anew when it breaks, and a call that it took along is made again
-once, so a tool may run twice. All rollouts share the server: what it remembers of a call, the next rollout can see.
+A broken connection is replaced, and a call that was lost with it is repeated once, so a tool may run twice. All
+rollouts of a run share the connection, so a rollout can see state that the server kept from another one.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _HTTP_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 class McpTools:
-    """The tools of one server. ``connected`` makes it."""
+    """The tools of one MCP server, called over one connection. Create it with ``connected``."""
 
     def __init__(self, name: str, server: McpServer, *, call_timeout_s: float, connect_timeout_s: float) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class McpTools:
             connect_timeout_s: Deadline of connecting, and of listing, in seconds.
 
         Raises:
-            UserError: It cannot be reached, or does not list its tools.
+            UserError: The server cannot be reached, or does not list its tools.
         """
         tools = cls(name, server, call_timeout_s=call_timeout_s, connect_timeout_s=connect_timeout_s)
         try:
@@ -131,7 +131,7 @@ class McpTools:
         return connection if connection is not None and not connection.has_ended else await self._connect()
 
     async def _connect_now(self) -> "_Connection":
-        """Connect. All calls that wait for a connection share one attempt, and its failure."""
+        """Replace the connection. All calls that wait for a connection share one attempt, and its failure."""
         await self._disconnect()
         connection = await _Connection.open(self._server, timeout_s=self._connect_timeout_s)
         if self._is_over:
@@ -152,7 +152,7 @@ class _BrokenError(Exception):
 
 
 class _Connection:
-    """One connection. The SDK's client must be opened and closed by the same task, which is this one's own."""
+    """One connection to an MCP server, in a task of its own: the same task must open and close the SDK's client."""
 
     def __init__(self, client: Client, task: "asyncio.Task[None]", ending: asyncio.Event) -> None:
         self.client = client
@@ -161,7 +161,7 @@ class _Connection:
 
     @classmethod
     async def open(cls, server: McpServer, *, timeout_s: float) -> "_Connection":
-        """Connect within a deadline. Raises _BrokenError."""
+        """Connect to the server. Raises _BrokenError if this fails or takes longer than ``timeout_s`` seconds."""
         opened: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
         ending = asyncio.Event()
 
@@ -192,7 +192,7 @@ class _Connection:
         return self._ending.is_set() or self._task.done()
 
     def end(self) -> None:
-        """Begin to disconnect; a server that was started is stopped."""
+        """Begin to disconnect. A server that was started as a process is stopped."""
         self._ending.set()
 
     async def until_broken(self, call: Any) -> CallToolResult:
@@ -208,7 +208,7 @@ class _Connection:
             await asyncio.gather(calling, return_exceptions=True)
 
     async def close(self) -> None:
-        """Disconnect. A server that does not answer its goodbye is left after some seconds."""
+        """Disconnect. If the server does not answer within five seconds, the connection's task is cancelled."""
         self.end()
         if not (await asyncio.wait({self._task}, timeout=_GOODBYE_S))[0]:
             await _end(self._task)
@@ -220,7 +220,7 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 
 def _check_sendable(arguments: Mapping[str, Any]) -> None:
-    """Raise ToolError if the SDK cannot send the arguments. It would break the connection, which all rollouts share."""
+    """Raise ToolError if the SDK cannot send the arguments: an attempt would break the connection of all rollouts."""
     try:
         json.dumps(arguments, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # half a surrogate pair, for example
@@ -228,7 +228,7 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
 
 
 async def _client(server: McpServer, stack: contextlib.AsyncExitStack, *, ending: asyncio.Event) -> Client:
-    """Return the SDK's client. It sets ``ending`` when the server says that it does not know the session any more."""
+    """Return the MCP SDK's client. It sets ``ending`` when the server answers that it no longer knows the session."""
 
     async def end_with_session(response: httpx2.Response) -> None:
         # The status tells it, and of old servers a body that is not JSON. Each kind of server has another code in it.
@@ -272,7 +272,7 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 
 def _text(result: CallToolResult) -> str:
-    """Return what the model reads: the text blocks, and of each other block its type."""
+    """Return a tool's result as text for the model: its text blocks, and only the types of all other blocks."""
     shown = [block.text if isinstance(block, TextContent) else f"[{block.type}, not shown]" for block in result.content]
     return for_model("\n".join(shown))
 
@@ -282,7 +282,7 @@ def _in_a_line(error: Exception) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the first error in nested groups."""
+    """Return the first error in nested exception groups, or the error itself."""
     found: Any = error
     while isinstance(found, BaseExceptionGroup):
         found = cast("Any", found).exceptions[0]

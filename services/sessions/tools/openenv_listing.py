@@ -1,4 +1,4 @@
-"""Asks an OpenEnv server for its environment's name and tools. No session is opened, so it needs no free one.
+"""Asks an OpenEnv server for its environment's name and tools. It opens no session, so a fully occupied server answers.
 
 GET /metadata             the name
 GET /schema               the JSON schema of the environment's action
@@ -37,14 +37,14 @@ class OpenEnvListing(msgspec.Struct, frozen=True):
 
 
 async def list_tools(url: str, *, timeout_s: float) -> OpenEnvListing:
-    """Ask a server.
+    """Ask an OpenEnv server for the name and the tools of its environment.
 
     Args:
         url: The server's URL, without a slash at the end.
-        timeout_s: Deadline of all questions together, in seconds.
+        timeout_s: Deadline of all requests together, in seconds.
 
     Raises:
-        UserError: It cannot be used. The message says what to do.
+        UserError: The server cannot be used. The message says what to do.
     """
     try:
         async with asyncio.timeout(timeout_s), _http_client() as http:
@@ -70,7 +70,7 @@ class _Schemas(msgspec.Struct):
 
 
 class _Tool(msgspec.Struct):
-    """An MCP tool. Releases of the MCP SDK name its schema differently."""
+    """An MCP tool in a server's list. Its schema has either of two names, depending on the release of the MCP SDK."""
 
     name: str
     description: str | None = None
@@ -112,14 +112,14 @@ async def _asked(
 
 
 def _calls_mcp_tools(action: Mapping[str, Any]) -> bool:
-    """Whether an environment's action is the call of an MCP tool: OpenEnv's CallToolAction, or the bare Action."""
+    """Whether the schema of an environment's action is a call of an MCP tool: CallToolAction, or the bare Action."""
     schema = json.dumps(action)
     is_bare = set(action.get("properties", ())) == {"metadata"}
     return is_bare or ('"tool_name"' in schema and '"arguments"' in schema)
 
 
 def _step(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of the tool that takes an action, without the metadata of OpenEnv's base class."""
+    """Return the schema of the tool ``step``: its arguments are the fields of an action, without ``metadata``."""
     properties = {name: value for name, value in action.get("properties", {}).items() if name != "metadata"}
     fields = {key: value for key, value in action.items() if key not in ("title", "description")}
     return _function(STEP, action.get("description", ""), fields | {"properties": properties})

@@ -1,10 +1,10 @@
-"""Environments of an OpenEnv server: each rollout has a session of its own.
+"""Plays rollouts in the environments of an OpenEnv server: each rollout has a session of its own.
 
     server --openenv_listing.py--> schemas of its tools: its MCP tools, or one tool ``step`` that takes its action
     rollout --open--> session --> reset(row) --> steps, one after the other --> state --> closed
 
-A session's state is in the server, and dies with it or with the connection, so no call is repeated. The reward is that
-of the last observation that has one, and 0 if none has. A step that is ``done`` is the rollout's last.
+A session's state is in the server, and dies with it or with the connection, so no call is repeated. The rollout's
+reward is the reward of its last observation that has one, and 0 without any. A step that is ``done`` ends the rollout.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class _ToolError(msgspec.Struct):
 
 
 class _Called(msgspec.Struct):
-    """The observation of a call of an MCP tool."""
+    """The observation after a call of an MCP tool: its result or its error."""
 
     result: Any = None
     error: _ToolError | None = None
@@ -56,14 +56,14 @@ class _Block(msgspec.Struct):
 
 
 class _ToolResult(msgspec.Struct):
-    """The result of an MCP tool."""
+    """The result of an MCP tool as a list of content blocks."""
 
     content: list[_Block]
     is_error: bool = False
 
 
 class OpenEnvEnvironment:
-    """See Environment. ``OpenEnvServer.started`` makes it."""
+    """The environment of one rollout: a session of an OpenEnv server. ``OpenEnvServer.started`` creates it."""
 
     def __init__(self, session: OpenEnvSession, server: "OpenEnvServer") -> None:
         self._session = session
@@ -74,15 +74,18 @@ class OpenEnvEnvironment:
 
     @property
     def is_over(self) -> bool:
-        """See Environment."""
+        """Whether the last observation was ``done``, so that the rollout ends."""
         return self._last.done
 
     def has(self, name: str) -> bool:
-        """See Environment."""
+        """Whether the server listed a tool of this name."""
         return name in self._server.tools
 
     async def reset(self, row: Mapping[str, Any], *, rollout_id: str, group_id: str) -> str:
-        """See Environment. All rollouts of a group have one seed, so that they have the same task."""
+        """Reset the server's environment with the row, and return the observation as text to append to the prompt.
+
+        All rollouts of a group get the same seed, so that they have the same task, unless the row has its own seed.
+        """
         named = {"seed": zlib.crc32(group_id.encode()) & _MAX_SEED, "episode_id": rollout_id}
         try:
             text = await self._observe({"type": "reset", "data": named | dict(row)})
@@ -91,7 +94,12 @@ class OpenEnvEnvironment:
         return f"\n\n{text}" if text else ""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """See Environment."""
+        """Make one step of the environment, or call its MCP tool, and return the observation as text.
+
+        Raises:
+            ToolError: The episode is over, the environment does not accept the action, or the MCP tool failed.
+            ToolLostError: The step has no result, so the rollout is lost.
+        """
         called = {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
         action = called if self._server.has_mcp_tools else dict(arguments)
         async with self._is_free:
@@ -103,7 +111,7 @@ class OpenEnvEnvironment:
                 raise ToolError(for_model(str(error))) from error
 
     async def state(self) -> EnvironmentState:
-        """See Environment: the server's state, and what the last observation said."""
+        """Return the server's state with all rewards, the last observation, and whether the episode is done."""
         try:
             state = await self._session.ask({"type": "state"})
         except RefusedMessageError as error:
@@ -117,7 +125,7 @@ class OpenEnvEnvironment:
         return read_state(state_of(SimpleNamespace(**state | observed)))
 
     async def reward(self) -> float | None:
-        """See Environment."""
+        """Return the reward of the last observation that had one; 0 without any."""
         return self._rewards[-1] if self._rewards else 0.0
 
     async def _observe(self, message: dict[str, Any]) -> str:
@@ -135,7 +143,7 @@ class OpenEnvEnvironment:
 
 
 class OpenEnvServer:
-    """See Environments. ``load`` makes it."""
+    """Opens a session of an OpenEnv server for each rollout of a run. Create it with ``load``."""
 
     has_reward = True
 
@@ -161,14 +169,14 @@ class OpenEnvServer:
         """Ask a server for its environment's name and tools.
 
         Args:
-            url: The server's URL, as OpenEnv's clients take it. Its origin is allowed.
+            url: The server's URL, as OpenEnv's clients take it. The caller has checked that its origin is allowed.
             timeout_s: Deadline of each call, in seconds.
-            check_timeout_s: Deadline of the questions, in seconds.
-            at_once: Has a place for each session that may be open at a time.
-            wait_s: How long rollouts wait for a server that has no place for any, in seconds.
+            check_timeout_s: Deadline of the requests for name and tools, in seconds.
+            at_once: Limits the sessions that are open at a time.
+            wait_s: How long rollouts wait for a server that has no free session for any of them, in seconds.
 
         Raises:
-            UserError: It cannot be used. The message says what to do.
+            UserError: The server cannot be used. The message says what to do.
         """
         # Made of its parts as they were checked: another parser might find another host in the URL.
         base = origin_of(url) + httpx.URL(url).path.rstrip("/")
@@ -177,7 +185,11 @@ class OpenEnvServer:
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncGenerator[OpenEnvEnvironment]:
-        """See Environments."""
+        """Open a session for one rollout, and close it after the block. Waits while no session is free.
+
+        Raises:
+            ToolLostError: No session became free in time, or the server did not make an environment.
+        """
         async with self._at_once:
             session = await self._opened()
             self._num_open += 1
@@ -188,9 +200,9 @@ class OpenEnvServer:
                 await session.close()
 
     async def _opened(self) -> OpenEnvSession:
-        """Open a session. While the server has no place, one rollout asks it again, and the others wait behind it.
+        """Open a session. While the server has none free, one rollout tries again, and the others wait behind it.
 
-        Their patience counts only while no session of the run is open: its end makes a place.
+        The time limit runs only while the run has no open session, because each one that ends frees a place.
         """
         if not self._line.locked():
             try:
@@ -226,7 +238,7 @@ def _finite(reward: float) -> float:
 
 
 def _text(observation: Mapping[str, Any]) -> str:
-    """Return what the model reads: the texts of an MCP tool's result, and any other observation as JSON.
+    """Return an observation as text for the model: the texts of an MCP tool's result, or else the observation as JSON.
 
     Raises:
         ToolError: The MCP tool failed.

@@ -1,4 +1,4 @@
-"""One session of an OpenEnv server: a WebSocket on which the server answers each message with one.
+"""One session of an OpenEnv server: a WebSocket on which the server sends one answer to each message.
 
     {"type": "reset", "data": {"seed": 1}}   -->  {"type": "observation", "data": {"observation": {...}, "reward": 0.5,
     {"type": "step", "data": {...}}          -->                                   "done": false}}
@@ -6,7 +6,7 @@
     any of them                              -->  {"type": "error", "data": {"message": "...", "code": "..."}}
 
 The server makes an environment for each connection, and closes it with the connection. This is the protocol of
-openenv-core 0.3.0 and of openenv 0.10.0, under which name it goes on.
+openenv-core 0.3.0 and of openenv 0.10.0, which is the same package under its new name.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class NoPlaceError(ToolLostError):
 
 
 class RefusedMessageError(Exception):
-    """The environment failed at a message, or does not take it. The session goes on."""
+    """The environment failed at a message, or does not accept it. The session can still be used."""
 
 
 class _Answer(msgspec.Struct):
@@ -44,7 +44,7 @@ class _Answer(msgspec.Struct):
 
 
 class OpenEnvSession:
-    """One session. ``open`` makes it."""
+    """The client of one session of an OpenEnv server. Create it with ``open``."""
 
     def __init__(self, socket: ClientConnection, url: str, *, timeout_s: float) -> None:
         self._socket = socket
@@ -60,7 +60,7 @@ class OpenEnvSession:
             timeout_s: Deadline of connecting, and of each answer, in seconds.
 
         Raises:
-            NoPlaceError: The server has no place for it now.
+            NoPlaceError: The server cannot be reached now, or has no free session.
             ToolLostError: The server does not make an environment, or does not answer.
         """
         try:
@@ -88,9 +88,9 @@ class OpenEnvSession:
         """Send a message; return the data of its answer.
 
         Raises:
-            RefusedMessageError: The environment failed at it, or does not take it.
+            RefusedMessageError: The environment failed at the message, or does not accept it.
             NoPlaceError: The server has no free session.
-            ToolLostError: It has no answer, and the session cannot be used any more.
+            ToolLostError: The message got no answer, and the session cannot be used any more.
         """
         where = f"{self._url}: {message['type']}"
         try:
@@ -127,14 +127,14 @@ class OpenEnvSession:
 
 
 class _Connect(connect):
-    """Follows no redirect, because only the server's own origin is allowed."""
+    """Connects a WebSocket without following redirects, because only the server's own origin is allowed."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
 
 
 def _error_text(data: dict[str, Any]) -> str:
-    """Return what an error says, and of a message that was not valid, which field is wrong."""
+    """Return the message of an error from the server, with the invalid fields if it lists them."""
     try:
         wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in data.get("errors", [])]
     except (TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Environments in Python: each has the state of one rollout, in a process that no other rollout uses.
+"""Runs environments that users wrote in Python: one object for each rollout, in a process of its own.
 
     factory --inspect, in a process of its own--> schemas of its tools
     rollout --start--> process --> reset(row) --> tools, one after the other --> state --> reward
@@ -48,7 +48,7 @@ _CLEAN_UP_S = 2.0
 
 
 class PythonEnvironment:
-    """See Environment. ``PythonEnvironments.started`` makes it."""
+    """The environment of one rollout: a user's Python object in a process of its own. ``started`` creates it."""
 
     is_over = False
     """TRL's environments end a rollout only by what they say."""
@@ -66,16 +66,23 @@ class PythonEnvironment:
         self._was_asked = False
 
     def has(self, name: str) -> bool:
-        """See Environment."""
+        """Whether the environment's class has a tool of this name."""
         return name in self._tools
 
     async def reset(self, row: Mapping[str, Any], *, rollout_id: str, group_id: str) -> str:
-        """See Environment. Draws of random numbers are seeded with the rollout's id: TRL's differ within a group."""
+        """Make the environment, call its ``reset`` with the row, and return the text to append to the prompt.
+
+        Random numbers are seeded with the rollout's id, so that they differ between the rollouts of a group, as in TRL.
+        """
         del group_id
         return await self._own(MethodCall(RESET, dict(row), rollout_id))
 
     async def reward(self) -> float | None:
-        """See Environment."""
+        """Call ``get_reward``; return None if it is not defined, or returned None or NaN.
+
+        Raises:
+            ToolLostError: It raised an exception, or returned an infinite number.
+        """
         if not self._what.has_reward or not (shown := await self._own(MethodCall(REWARD))):
             return None
         reward = float(shown)
@@ -86,7 +93,11 @@ class PythonEnvironment:
         return reward
 
     async def state(self) -> EnvironmentState:
-        """See Environment."""
+        """Return the environment's public attributes, as far as JSON can express them.
+
+        Raises:
+            ToolLostError: They cannot be read.
+        """
         text = await self._own(MethodCall(STATE))
         try:
             return read_state(text)
@@ -94,7 +105,12 @@ class PythonEnvironment:
             raise ToolLostError(f"{self._factory}: its attributes cannot be read: {error}") from error
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str | ListResult:
-        """See Environment."""
+        """Call a method of the environment with the model's arguments. Simultaneous calls run one after the other.
+
+        Raises:
+            ToolError: The environment does not have this tool, or the method raised an exception.
+            ToolLostError: The call has no result, so the rollout is lost.
+        """
         if not self.has(name):
             raise ToolError(f"Tool {name} not found.")
         answer = await self._ask(MethodCall(name, json.dumps(arguments)))
@@ -103,15 +119,15 @@ class PythonEnvironment:
         return answer.result
 
     async def import_module(self) -> None:
-        """Have the module imported. Only the deadline of imports counts.
+        """Import the environment's module in its process, under the deadline of imports.
 
         Raises:
-            ToolLostError: It was not imported.
+            ToolLostError: The module was not imported.
         """
         await self._own(MethodCall(IMPORT))
 
     async def clean_up(self) -> None:
-        """Run the environment's clean-up code, if its process still runs. Nothing is called afterwards."""
+        """Run the environment's clean-up code (``__del__``, ``atexit``), for at most two seconds, as the last call."""
         if self._was_asked:
             with contextlib.suppress(ToolLostError, TimeoutError):
                 async with asyncio.timeout(_CLEAN_UP_S):
@@ -147,7 +163,7 @@ class PythonEnvironment:
 
 
 class PythonEnvironments:
-    """See Environments. ``load`` makes it."""
+    """Starts a process with a user's environment for each rollout of a run. Create it with ``load``."""
 
     def __init__(
         self,
@@ -182,18 +198,18 @@ class PythonEnvironments:
         import_timeout_s: float,
         at_once: asyncio.Semaphore,
     ) -> Self:
-        """Import a factory from its current files, and look at what it makes.
+        """Import a factory from its current files, make one environment in a separate process, and read its tools.
 
         Args:
             factory: ``package.module:function``, or a class in its place.
-            places: The places that it may come from.
+            places: The directories and packages that the factory may come from.
             limits: The limits of each environment's process.
             timeout_s: Deadline of each call, in seconds.
             import_timeout_s: Deadline of importing the module and making one environment, in seconds.
-            at_once: Has a place for each environment that may exist at a time. Environments of several types share it.
+            at_once: Limits the environments that exist at a time. All types of environments of a run share it.
 
         Raises:
-            UserError: It cannot be used. The message says what to do.
+            UserError: The factory cannot be used. The message says what to do.
         """
         inspections = Inspections[ToolAnswer, DescribedEnvironment](
             limits, EnvironmentTasks(places), num_at_once=_NUM_INSPECTIONS
@@ -215,22 +231,26 @@ class PythonEnvironments:
 
     @property
     def name(self) -> str:
-        """See Environments: ``module:Class`` of their type."""
+        """The environments' class, as ``module:Class``."""
         return self._what.name
 
     @property
     def has_reward(self) -> bool:
-        """See Environments."""
+        """Whether the environments' class has a method ``get_reward``."""
         return self._what.has_reward
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """See Environments."""
+        """The JSON schemas of the class's public methods, without ``reset`` and ``get_reward``, in OpenAI's format."""
         return self._what.schemas
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncGenerator[PythonEnvironment]:
-        """See Environments. The environment's process ends after the block, and has its place until then."""
+        """Start a process for one rollout's environment, and end it after the block. Waits while the limit is reached.
+
+        Raises:
+            ToolLostError: No process could be started, or the environment's module was not imported.
+        """
         await self._at_once.acquire()
         try:
             process = await _Process.start(self._limits, EnvironmentTasks(self._places))

@@ -29,7 +29,7 @@ _runner = asyncio.Runner()
 
 
 class ToolAnswer(TaskAnswer, frozen=True, tag=True):
-    """The text of a result or of an exception.
+    """The answer of a worker to a tool call: the text of the result or of the exception.
 
     ``trace`` is the stack trace of an exception, for the log, and ``origin`` its type and place. ``items`` is the list
     that was returned, if it can be sent.
@@ -43,7 +43,7 @@ class ToolAnswer(TaskAnswer, frozen=True, tag=True):
 
     @property
     def result(self) -> "str | ListResult":
-        """The result: its text, with the list if it is one."""
+        """The text of the result, or a ListResult if the tool returned a list that can be sent."""
         return self.text if self.items is None else ListResult(self.text, self.items)
 
 
@@ -65,13 +65,13 @@ def answer(
     *,
     show: Callable[[Any], str] = str,
 ) -> ToolAnswer:
-    """Call ``function``, and wait for its result if it is async.
+    """Call ``function``, and wait for its result if it is async. Every exception, even SystemExit, becomes an answer.
 
     Args:
         function: The tool.
-        arguments: Its keyword arguments, or a JSON object with them.
+        arguments: The keyword arguments, or the text of a JSON object with them.
         limits: The limits of this process, for messages.
-        show: Makes text of the result.
+        show: Converts the result to text.
     """
     try:
         returned = function(**(json.loads(arguments) if isinstance(arguments, str) else arguments))
@@ -92,7 +92,7 @@ def for_model(text: str) -> str:
 
 
 def _items(value: object) -> list[Any] | None:
-    """Return a list as it arrives elsewhere, with lists for tuples; None for other values, and if it cannot be sent."""
+    """Return a list as msgpack transfers it (tuples become lists); None for other values and for unsendable lists."""
     if not isinstance(value, list):
         return None
     try:

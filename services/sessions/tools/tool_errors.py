@@ -1,4 +1,4 @@
-"""How a call of a tool fails: with an error that the model is answered with, or without any answer."""
+"""The two errors of a tool call: ToolError is answered to the model, and ToolLostError ends the rollout as lost."""
 
 
 class ToolError(Exception):
@@ -6,4 +6,4 @@ class ToolError(Exception):
 
 
 class ToolLostError(Exception):
-    """A call without a result: the tool did not end, or ended its process, or no process was free."""
+    """A tool call has no result, for example because the tool did not end in time. The rollout is lost."""

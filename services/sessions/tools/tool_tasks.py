@@ -1,4 +1,4 @@
-"""Calls tools in workers, and describes them: the workers' kind of task."""
+"""Defines how worker processes call users' tools, which are Python functions, and make their JSON schemas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from shared.user_code.worker_pool import WorkerPool
 
 
 class DescribedTool(msgspec.Struct, frozen=True, tag=True):
-    """The schema of a tool in OpenAI's format, and the version of its module; None for a module without a file."""
+    """Describes a usable tool: its schema, in OpenAI's format, and its module's version (None without a file)."""
 
     schema: dict[str, Any]
     sources: Sources | None
@@ -27,26 +27,26 @@ ToolPool = WorkerPool[ToolAnswer, DescribedTool]
 
 
 class ToolTasks(FunctionTasks, frozen=True):
-    """See TaskKind. Modules of tools may come from ``places``."""
+    """The task of the workers for tools: load a Python function from the allowed ``places``, and call it."""
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """See TaskKind."""
+        """The modules to import once for all workers: this one, and transformers' conversion to JSON schemas."""
         return __name__, IMPORTS
 
     @property
     def description_type(self) -> type[DescribedTool]:
-        """See TaskKind."""
+        """The type that ``describe`` returns for a usable function."""
         return DescribedTool
 
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
-        """See TaskKind. ``call`` is text: a JSON object with the keyword arguments."""
+        """Call a tool. ``call`` is the encoded text of a JSON object with the keyword arguments."""
         return answer(function, msgspec.msgpack.decode(call, type=str), limits)
 
     def describe(
         self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
     ) -> DescribedTool | Refused:
-        """See TaskKind."""
+        """Make the tool's JSON schema, or refuse a function without type hints or a docstring."""
         try:
             return DescribedTool(tool_schema(name, function), sources)
         except UserError as error:

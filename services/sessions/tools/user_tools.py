@@ -1,4 +1,4 @@
-"""The tools of one run: Python functions of its user, which the policy may call.
+"""Runs the Python functions of a run's user that the policy may call as tools, in worker processes.
 
     names --inspect, in processes of their own--> schemas, and the version of each module
     a call of the policy --worker, under a deadline--> text for the model       the tool returned
@@ -32,7 +32,7 @@ _MAX_TRACES = 1000
 
 
 class UserTools:
-    """The tools of one run, by the names that the model uses. ``load`` makes it."""
+    """The Python functions that the policy of one run may call, by the model's names. Create it with ``load``."""
 
     def __init__(
         self, tools: Mapping[str, tuple[str, DescribedTool]], pool: ToolPool, *, lane: str, tool_timeout_s: float
@@ -47,17 +47,17 @@ class UserTools:
     async def load(
         cls, names: Sequence[str], pool: ToolPool, *, lane: str, tool_timeout_s: float, check_timeout_s: float
     ) -> Self:
-        """Import the tools from their current files.
+        """Import the tools from their current files, in separate processes, and read their schemas.
 
         Args:
-            names: Each ``package.module:function``.
-            pool: The workers.
-            lane: The run's id. Runs take turns at the workers.
+            names: The functions, each as ``package.module:function``.
+            pool: The worker processes.
+            lane: The run's id. Worker processes serve runs in turn.
             tool_timeout_s: Deadline of one call, in seconds.
             check_timeout_s: Deadline of importing a module, in seconds.
 
         Raises:
-            UserError: Tools cannot be used. The message names each of them, and says what to do.
+            UserError: Some tools cannot be used. The message names each of them, and says what to do.
         """
         found = await asyncio.gather(*(pool.inspections.inspect(name, timeout_s=check_timeout_s) for name in names))
         refused = [what.detail for what in found if isinstance(what, Refused)]
