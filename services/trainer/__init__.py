@@ -1,1 +1,1 @@
-"""Trainer service: the run API (no torch) and, per run, the training rank it supervises."""
+"""The trainer service: the run API, which does not import torch, and the training ranks that it starts for each run."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the service; returns its exit status."""
+    """Run the service until it is asked to stop or fails, and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m services.trainer",
         description="Serves the run API and supervises training ranks. Settings are HEADRACE_* environment variables, "

@@ -1,4 +1,4 @@
-"""A TCPStore that listens on one address of this machine. By default torch listens on every interface."""
+"""Starts torch's TCPStore on one address of this machine. By default, torch listens on every network interface."""
 
 import socket
 from datetime import timedelta

@@ -14,7 +14,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 async def in_thread(work: Callable[[], _ResultT], *, timeout_s: float, name: str) -> _ResultT:
-    """Return ``work()``.
+    """Run ``work`` in a daemon thread, and return its result or raise its exception.
 
     Raises:
         TimeoutError: It was not done after ``timeout_s``. It may still be running; its result is dropped.

@@ -1,9 +1,9 @@
-"""Retries a write while the disk is full, so that a full disk does not end a run. A full Redis is treated the same way.
+"""Retries a write while the disk is full, so that a full disk does not end a run.
 
     write --disk full--> partial output removed --> reported in the run's progress --> retried until it fits
 
-Only for writes that can be repeated from the beginning. The disk is full if the file system has no space or a quota is
-used up. A read-only file system is not waited for, because it does not recover by itself.
+Use it only for writes that can be repeated from the beginning. The disk counts as full if the file system has no space
+or a quota is used up. A read-only file system is not waited for, because it does not recover by itself.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _LOG_EVERY_S = 60.0
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error or a cause of it says that the disk is full."""
+    """Whether an error, or one of its causes, says that the disk is full or a quota is used up."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, OSError) and (found.errno in _FULL or any(says in str(found) for says in _SAYS_FULL)):
@@ -39,12 +39,12 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def room_for(what: str, where: Path) -> str:
-    """Return the words for the missing disk space. They follow 'waiting for'."""
+    """Return a phrase that names the full disk and a remedy. It completes a sentence that begins "waiting for"."""
     return f"space for {what} on the disk of {where}, which is full: delete unneeded files, or enlarge the disk"
 
 
 class Room:
-    """The writes of one training rank that wait for disk space.
+    """Retries the writes of one training rank that fail because the disk is full, and knows which of them wait.
 
     Args:
         terminate: Set when this process is asked to end. Waiting then stops.
@@ -87,7 +87,7 @@ class Room:
                 return result
 
     async def wait(self, *, what: str, where: Path, backoff_s: float = _FIRST_BACKOFF_S) -> float:
-        """Report that the disk is full, and wait before the next attempt; returns the wait after that one in seconds.
+        """Report that the disk is full, wait ``backoff_s`` seconds, and return the next backoff: double, at most 10 s.
 
         Raises:
             UnavailableError: This process was asked to end.
@@ -100,7 +100,7 @@ class Room:
         return min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def note(self, *, what: str, where: Path) -> None:
-        """Record that a write waits for space. Log it, at most once a minute, and tell users."""
+        """Record that a write waits for disk space, log it at most once a minute, and pass it to ``tell`` if set."""
         self._missing[what] = says = room_for(what, where)
         if time.monotonic() >= self._log_at:
             log.warning("the run waits for %s", says)

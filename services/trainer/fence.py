@@ -1,7 +1,7 @@
 """The fence around a run: only its newest trainer may admit, ack, push or write checkpoints.
 
-Each trainer that takes over a run gets an incarnation, one above the last. Redis keeps the newest under the key
-``epoch``; its functions compare the two and refuse older incarnations.
+Each trainer that takes over a run gets an incarnation: the last one's number plus 1. Redis keeps the newest number
+under the key ``epoch``, and the Redis functions that trainers call refuse callers with an older number.
 """
 
 from shared.errors import FencedError, StateLostError
@@ -10,7 +10,13 @@ from shared.redis.redis_connection import Redis, call, patiently
 
 
 async def take_over(redis: Redis, keys: RunKeys) -> int:
-    """Return a new incarnation. Older incarnations can no longer admit, ack or push."""
+    """Take the run over: return a new incarnation, after which older ones can no longer admit, ack or push.
+
+    The leases of older trainers end, so that the entries that they read and did not settle can be claimed at once.
+
+    Raises:
+        StateLostError: Redis does not hold the run.
+    """
     if not await patiently(lambda: redis.exists(keys.run, keys.scored), what="reading the run", timeout_s=60) == 2:
         raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
     # Not idempotent, and need not be: skipping a number is harmless.

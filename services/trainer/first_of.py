@@ -1,4 +1,4 @@
-"""Waits for the first of several coroutines."""
+"""Waits until the first of several coroutines finishes, and cancels the others."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,10 +6,10 @@ from typing import Any
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> int | None:
-    """Return the position of the first finished wait, or None after ``timeout_s`` seconds; cancels the others.
+    """Return the index of the first coroutine that finishes, or None after ``timeout_s``. The others are cancelled.
 
     Raises:
-        BaseException: The exception of that wait.
+        BaseException: The exception with which that coroutine finished.
     """
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(wait, name=f"wait {position} of {len(waits)}") for position, wait in enumerate(waits)

@@ -1,10 +1,10 @@
-"""Starts one further machine's training ranks, run after run: ``python -m services.trainer.node``.
+"""Starts the training ranks of a further machine for each run in turn: ``python -m services.trainer.node``.
 
     run API --current run and its nnodes--> this process --rank_launcher--> ranks of this machine
                                                          --SIGTERM, once the run is over-->
 
-For machines that are started before a run exists, as pods are. Node 0 is the run API's own machine. This process makes
-no decisions: a launcher that crashed joins again by itself, and while the run API is away, running ranks go on.
+It serves machines that are started before a run exists, such as Kubernetes pods. Node 0 is the run API's own machine.
+While the run is not over, a launcher that ended is started again. While the run API is away, running ranks go on.
 """
 
 import argparse
@@ -53,14 +53,14 @@ class Wanted:
 
 
 class RunApiAwayError(Exception):
-    """The run API did not give the requested answer."""
+    """The run API cannot be reached, or answered with an HTTP error or something other than JSON."""
 
     status: int | None = None
     """The HTTP status of a refusal."""
 
 
 async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None:
-    """Return the current run if it has ranks on this machine.
+    """Return the run that the run API serves now, or None if there is none or it has no ranks on this machine.
 
     Raises:
         RunApiAwayError: The run API does not answer, or its answer is invalid.
@@ -93,7 +93,7 @@ async def _get(api: httpx.AsyncClient, path: str, params: Mapping[str, Any] | No
 
 
 class NodeFollower:
-    """Starts and ends the ranks of one machine as the run API's current run requires.
+    """Polls the run API for its current run, and starts and stops this machine's training ranks for it.
 
     Args:
         settings: Settings of a trainer, with ``rendezvous_endpoint``.

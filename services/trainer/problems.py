@@ -1,11 +1,11 @@
-"""HTTP errors: all of them are RFC 9457 problem+json.
+"""Turns every error of the run API into an HTTP answer with an RFC 9457 problem+json body.
 
     Problem, UserError, BodyError 4xx: the client can fix it; ``errors`` lists every invalid field
     UnavailableError              503: a peer is away, or Redis is full; the same request may work later
     StateLostError                503: Redis was wiped
     anything else                 500: logged here; the client learns only that it happened
 
-The client's input is never echoed, except for names of settings and values that a sentence is about.
+The client's input is not echoed, except for the names of settings and the values that a message is about.
 """
 
 import logging
@@ -32,7 +32,7 @@ _MAX_ERRORS = 100
 
 
 class Problem(Exception):  # noqa: N818  the RFC's own word
-    """An error answer.
+    """An exception that becomes an HTTP error answer.
 
     Args:
         status: HTTP status.
@@ -88,7 +88,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entries of a route's own problems."""
+    """Return the ``responses`` argument of a FastAPI route: an OpenAPI entry for each of these error statuses."""
     return responses({status: HTTPStatus(status).phrase for status in statuses})
 
 

@@ -2,7 +2,8 @@
 
     settings, record --> take over --> data set, tokenizer, model --> newest valid checkpoint --> training loop
 
-Exit status: see exit_status.py.
+Exit status: 0 the run is over; 1 crashed or asked to end, start it again; 2 the run cannot go on; 3 a newer trainer
+owns the run.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ _HURRY_S, _LAST_REPORTS_S = 5.0, 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one training rank; returns its exit status."""
+    """Run one training rank and return its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write("usage: python -m services.trainer.rank RUN_ID\n")
@@ -191,7 +192,7 @@ async def _train(
 
 
 async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending", terminate: asyncio.Event) -> int:
-    """Export the model of a run that has ended, and record how it ended; returns the exit status."""
+    """Export the model of a run that has ended, record how it ended, and return the exit status."""
     from services.trainer.export.final_model import leave_model
     from services.trainer.fence import check_not_fenced
 

@@ -1,4 +1,4 @@
-"""One run, as its training rank has taken it over."""
+"""The run that a training rank trains: its record, its settings, its files, and its trainer's incarnation."""
 
 import functools
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ class RunContext:
     """The run that this process trains, and the places where it keeps its state.
 
     Args:
-        redis: Client of redis_connection.py.
-        store: Holds the run's record.
+        redis: Client of the Redis server that has the run's streams.
+        store: Reads and writes the run's record in Redis.
         record: The run's record, as this trainer found it.
         incarnation: This trainer's incarnation.
-        replica_id: This trainer's name, for the stamps.
-        room: Waits while the disk is full.
+        replica_id: This trainer's name in the time stamps of groups.
+        room: Repeats writes while the disk is full.
     """
 
     redis: Redis
@@ -49,5 +49,5 @@ class RunContext:
         return RunFiles(Path(self.record.run_dir))
 
     async def starting(self, doing: str) -> None:
-        """Report what the rank does before it trains."""
+        """Write a step of the start, such as "loading the model", into the run's progress, where users see it."""
         await self.store.write_starting(self.record, doing)

@@ -1,10 +1,10 @@
 """Paths of a run's output below its own directory.
 
     run_dir/checkpoints/step_00000010/   weights, optimizer, ledger
-    run_dir/beginning/                   the checkpoint of another run that this one begins from, until it has its own
+    run_dir/beginning/                   links to the checkpoint that the run begins from, until it has its own
     run_dir/model/                       the final transformers directory
 
-The log files are run_log.py's business.
+run_log.py has the paths of the log files.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Paths of one run."""
+    """The directories in one run's own directory, ``run_dir``."""
 
     run_dir: Path
 

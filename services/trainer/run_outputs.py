@@ -16,12 +16,12 @@ _USUAL_LINE_BYTES = 16 * 1024
 
 
 def read_metrics(run_dir: Path, *, after_step: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return up to ``limit`` lines of steps above ``after_step``, oldest first, and whether there are more."""
+    """Return up to ``limit`` metrics lines of steps above ``after_step``, oldest first, and whether there are more."""
     return _lines_after(run_dir / "metrics.jsonl", after_step=after_step, limit=limit)
 
 
 def read_evaluations(run_dir: Path, *, after_step: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return up to ``limit`` evaluations begun above ``after_step``, oldest first, and whether there are more."""
+    """Return up to ``limit`` evaluations of steps above ``after_step``, oldest first, and whether there are more."""
     return _lines_after(run_dir / "evaluations.jsonl", after_step=after_step, limit=limit)
 
 
@@ -37,12 +37,12 @@ def _lines_after(path: Path, *, after_step: float, limit: int) -> tuple[list[dic
 
 
 def read_last_metrics(run_dir: Path, *, limit: int) -> list[dict[str, Any]]:
-    """Return the newest ``limit`` lines, oldest first, without reading the whole file."""
+    """Return the newest ``limit`` lines of metrics.jsonl, oldest first, without reading the whole file."""
     return _last_lines(run_dir / "metrics.jsonl", limit=limit)
 
 
 def read_last_evaluation(run_dir: Path) -> dict[str, Any]:
-    """Return the newest evaluation; empty without evaluations."""
+    """Return the newest line of evaluations.jsonl; empty if there is none."""
     lines = _last_lines(run_dir / "evaluations.jsonl", limit=1)
     return lines[0] if lines else {}
 
@@ -65,7 +65,7 @@ def _last_lines(path: Path, *, limit: int) -> list[dict[str, Any]]:
 
 
 def rollout_steps(run_dir: Path) -> list[int]:
-    """Return the steps with logged rollouts, in order."""
+    """Return the steps whose rollouts were logged, in ascending order."""
     try:
         names = [path.name for path in (run_dir / "rollouts").iterdir()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Settings of the trainer service: the run API and the training rank, which inherits its environment."""
+"""Settings of the trainer service: of the run API, and of the training ranks, which inherit its environment."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _REDIS_AT_SUBMIT_S = 60.0
 
 
 class TrainerSettings(ServiceSettings):
-    """``HEADRACE_*`` variables. Lists and tables are written as JSON."""
+    """The trainer's settings, from ``HEADRACE_*`` environment variables. Lists and tables are given as JSON."""
 
     runs_dir: Path = Field(default_factory=default_runs_dir, description="Checkpoints, logs and metrics of runs")
     rewarder_url: str = Field(default="http://127.0.0.1:8200", description="Rewarder that checks reward functions")
@@ -162,19 +162,19 @@ class TrainerSettings(ServiceSettings):
         return replace(given, roots=(*given.roots, *self._own_directories()))
 
     def places_of_weights(self) -> FileRoots:
-        """Return where a run may write weights.
+        """Return the places to which a run may write weights for its generators (``weight_dir``).
 
-        The runs directory is excluded, because a run could overwrite another there. The upload directories are
-        excluded, because their files must never change.
+        The runs directory is excluded, because a run could overwrite another run's files there. The upload directories
+        are excluded, because their files must never change.
         """
         code = [] if self.code_uploads_dir is None else [str(self.code_uploads_dir)]
         return replace(super().places_of_weights(), except_for=(*self._own_directories(), *code))
 
     def longest_submit_s(self) -> float:
-        """Return how long a submit may take, by the timeouts of its checks and a minute for Redis.
+        """Return the longest time that a submit may take, in seconds: the timeouts of its checks, and 60 s for Redis.
 
-        The named paths and the checkpoint to begin from are checked first, and then the rest at the same time. The hub
-        may be asked three times.
+        The named paths and the checkpoint to begin from are checked first. All other checks then run at the same time.
+        The Hugging Face hub may be asked three times.
         """
         others_s = (self.reward_check_timeout_s, self.tool_check_timeout_s, self.engine_check_timeout_s)
         checks_s = max(self.dataset_check_timeout_s, 3 * self.hub_timeout_s, *others_s)

@@ -1,1 +1,1 @@
-"""A run that begins from a checkpoint, which is found and checked at submit, and loaded by the training rank."""
+"""Begins a run from a checkpoint or from weights: found and checked at submit, loaded by the training rank."""

@@ -1,10 +1,11 @@
-"""Checks that a run can take over from a checkpoint, without torch and without reading a tensor.
+"""Checks that a run can begin from a checkpoint, without torch and without reading tensor data.
 
     model       its config has the same shape; a LoRA run takes adapters of its own rank, scale and layers
     optimizer   the checkpoint has the state of the run's optimizer (optimizer_fit.py)
-    data        the rows go on where the checkpoint left them, if both runs read the same data in the same order
+    data        continues at the checkpoint's position if both runs read the same rows in the same order
 
-The training rank compares every tensor when it loads them; these checks find the common mistakes before the queue.
+The training rank compares every tensor when it loads them. These checks find the common mistakes at submit, before the
+run is queued.
 """
 
 import json
@@ -54,7 +55,7 @@ class _Schedule(msgspec.Struct):
 
 
 class _CoreState(msgspec.Struct):
-    """The part of core_state.json without which the training rank cannot load it (core_state.py, policy_core.py)."""
+    """The fields of a checkpoint's core_state.json that the training rank requires."""
 
     schedule: _Schedule
     adam_steps: dict[str, float | None]
@@ -62,10 +63,12 @@ class _CoreState(msgspec.Struct):
 
 
 def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list[str]]:
-    """Return the beginning of a run and notes for the user. Blocks on the disk.
+    """Check that the run can begin from the source, and return its `Beginning` with notes for the user.
+
+    Blocks on the disk.
 
     Raises:
-        UserError: The run cannot begin from this; ``problems`` has a sentence for each reason.
+        UserError: The run cannot begin from the source; ``problems`` has a sentence for each reason.
     """
     assert config.resume_from_checkpoint is not None
     notes = list(found.notes)
@@ -178,7 +181,10 @@ def _adapter_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path
 
 
 def _layers_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
-    """Compare the adapters' layers with all linear layers in the blocks of the model, which is on this machine."""
+    """Yield an error message if a linear layer in the model's blocks has no adapter in the source.
+
+    The model must be a directory on this machine.
+    """
     adapted = {
         layer.removeprefix("base_model.model.")
         for layer, matrix, _ in (name.rpartition(".lora_A.") for name in tensor_headers(found.weights))
@@ -204,7 +210,7 @@ def _blocks_of(layer: str) -> str | None:
 
 
 def _is_after(layer: str, num_blocks: Any) -> bool:
-    """Whether a layer is in a block after the last one, for the prediction of further tokens, which is not loaded."""
+    """Whether a layer is in a multi-token prediction block after the model's last block. Such blocks are not loaded."""
     match = _BLOCKS.match(layer)
     return match is not None and isinstance(num_blocks, int) and int(match[2]) >= num_blocks
 
@@ -219,14 +225,14 @@ def _reference_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
 
 
 def _has_another_length(config: RunConfig, theirs: Mapping[str, Any]) -> bool:
-    """Whether the settings of the source's run, if they are known, give another number of steps."""
+    """Whether the source's run, as far as its settings are known, has other settings for the number of steps."""
     names = ("max_steps",) if config.max_steps >= 0 else _LENGTH
     mine = json.loads(config.model_dump_json(include=set(names)))
     return any(name in theirs and theirs[name] != mine[name] for name in names)
 
 
 def _schedule_of(found: FoundSource) -> _Schedule:
-    """Return the schedule in a checkpoint. Its steps are all that were made, those before its own run included."""
+    """Return a checkpoint's learning-rate schedule. Its step count includes the earlier runs that its run continued."""
     file = found.directory / _CORE_STATE
     try:
         return msgspec.convert(read_table(file), _CoreState).schedule
@@ -235,7 +241,7 @@ def _schedule_of(found: FoundSource) -> _Schedule:
 
 
 def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[str]]:
-    """Return the rows that are left, and a note if the data begin anew though they were to go on."""
+    """Return the rows that the checkpoint's run did not use, and a note if changed settings restart the data."""
     if config.ignore_data_skip or found.state is None:
         return RowCursor(), []
     mine = json.loads(config.model_dump_json(include=set(_ROW_ORDER)))
@@ -256,7 +262,12 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
 
 
 def _left(ledger: Any, rows: RowCursor) -> RowCursor:
-    """Return the rows that a run with this ledger and these rows left; raises HeadraceError if no run can have them."""
+    """Return the rows that the checkpoint's run did not use. Raises HeadraceError if the numbers are implausible.
+
+    Args:
+        ledger: The ledger in the checkpoint: which groups were admitted, trained and dropped.
+        rows: The rows that the checkpoint's run began with.
+    """
     if ledger["admitted"] > _MAX_ADMITTED:
         raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
     known = Ledger.from_json(ledger)

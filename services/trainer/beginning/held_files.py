@@ -1,10 +1,10 @@
-"""Keeps the checkpoint that a queued run begins from, although the run that wrote it may prune it meanwhile.
+"""Hard-links the checkpoint that a queued run begins from, because the run that wrote it may delete it meanwhile.
 
     source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
 
-Links cost no space until the source is deleted, and are also removed if the run ends before that, because it cannot be
-resumed then. A checkpoint on another file system, or with symbolic links, is not linked: the run reads the source
-itself, and fails with a sentence if it is gone by then.
+Links cost no space until the source is deleted. They are also removed if the run ends without a checkpoint of its own,
+because it cannot be resumed then. A checkpoint on another file system, or with symbolic links, is not linked: the run
+reads the source itself, and fails with a message if it is gone by then.
 """
 
 import contextlib
@@ -23,7 +23,10 @@ from shared.files.disk_sync import write_whole
 
 
 def hold(beginning: Beginning, run_dir: Path) -> Beginning:
-    """Link the source's files into the new run's directory and write its beginning.json; return what the run reads.
+    """Link the source's files into the new run's directory and write its beginning.json.
+
+    Returns ``beginning`` with the directory that the run will read: the links, or the source itself if it is
+    not a checkpoint or cannot be linked.
 
     Raises:
         UserError: The source was deleted since it was checked.
@@ -47,7 +50,7 @@ def hold(beginning: Beginning, run_dir: Path) -> Beginning:
 
 
 def _link(source: Path, held: Path) -> bool:
-    """Link the files that are still in the source, and return whether there can be links."""
+    """Hard-link the source's files into ``held``. Return False, and leave nothing there, if that is impossible."""
     shutil.rmtree(held, ignore_errors=True)
     if any(path.is_symlink() for path in source.rglob("*")):
         return False
@@ -69,18 +72,18 @@ def _raise(error: OSError) -> None:
 
 
 def remove_links(run_dir: Path) -> None:
-    """Remove the links of a run, which would keep the space of the source's files after the source is deleted."""
+    """Remove a run's links to the checkpoint it begins from. They occupy disk space once that checkpoint is deleted."""
     shutil.rmtree(RunFiles(run_dir).beginning, ignore_errors=True)
 
 
 def remove_links_unless_resumable(run_dir: Path) -> None:
-    """Remove the links of a run that has ended, unless it has a checkpoint to continue from."""
+    """Remove an ended run's links to the checkpoint it begins from, unless it has a checkpoint of its own."""
     with contextlib.suppress(OSError):  # the directory cannot be read
         if not checkpoint_paths(RunFiles(run_dir).checkpoints):
             remove_links(run_dir)
 
 
 def let_go(run_dir: Path) -> None:
-    """Remove the links and beginning.json of a run."""
+    """Undo `hold`: remove the run's links and its beginning.json."""
     remove_links(run_dir)
     (run_dir / BEGINNING_FILE).unlink(missing_ok=True)

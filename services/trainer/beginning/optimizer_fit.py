@@ -1,4 +1,4 @@
-"""Checks that the optimizer state in a checkpoint is that of the run's optimizer, by the names of its tensors.
+"""Checks by tensor names that the optimizer state in a checkpoint fits the run's optimizer.
 
     optimizer/ of the checkpoint --names--> exp_avg, exp_avg_sq --of AdamW?--> the run's optim
 
@@ -55,13 +55,13 @@ _SOMETIMES: Final[Mapping[str, frozenset[str]]] = {
 def optimizer_misfit(
     config: RunConfig, checkpoint: Path, *, theirs: Mapping[str, Any], steps_before: int
 ) -> Iterator[str]:
-    """Yield a sentence if a run cannot go on with the optimizer state in a checkpoint.
+    """Yield an error message if the optimizer state in a checkpoint does not fit the run's optimizer.
 
     Args:
         config: The run's config.
         checkpoint: The checkpoint's directory.
         theirs: The settings of the run that wrote the checkpoint; empty if they are unknown.
-        steps_before: Optimizer steps in the schedule of the checkpoint.
+        steps_before: Optimizer steps that the checkpoint's learning-rate schedule has counted.
     """
     there = frozenset(name.split("/", 1)[0] for name in tensor_headers(checkpoint / _DIRECTORY))
     if not there and not steps_before:
@@ -83,7 +83,7 @@ def optimizer_misfit(
 
 
 def _needed(config: RunConfig) -> frozenset[str]:
-    """Return the tensors that the run's optimizer does not create if there is other state."""
+    """Return the names of the state tensors that must be in the checkpoint for the run's optimizer to continue."""
     needed = set(_ALWAYS[config.optim])
     arguments = config.optimizer_arguments()
     if config.optim == "rmsprop" and arguments.get("momentum"):

@@ -1,10 +1,11 @@
-"""Finds the directory that ``resume_from_checkpoint`` means.
+"""Finds the directory that ``resume_from_checkpoint`` refers to. A checkpoint is also checked for damage.
 
     RUN, RUN:STEP, RUN:best          a checkpoint of a run, whatever its state; the newest complete one for RUN
     /directory                       a checkpoint; or a run's directory, or its checkpoints/, for the newest one
                                      a transformers model or a PEFT adapter: weights only
 
-A directory must be in a place that runs may name (file_roots.py). Nothing is changed here, and no tensor is read.
+A directory must be in a place that runs may name (file_roots.py). Nothing is changed here. Tensors are not
+loaded; the files of a checkpoint are only read to compare checksums.
 """
 
 import json
@@ -42,7 +43,7 @@ _MAX_NAME = 64
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A directory to begin from."""
+    """A directory that a run can begin from, with the state and the settings of its run if it is a checkpoint."""
 
     source: Source
     directory: Path
@@ -68,11 +69,11 @@ def run_reference(said: str) -> str | None:
 
 
 def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundSource:
-    """Return the directory to begin from. Blocks on the disk.
+    """Return the checkpoint or the weights to begin from. A checkpoint is checked for damage. Blocks on the disk.
 
     Args:
         said: The value of ``resume_from_checkpoint``.
-        runs: The runs that `run_reference` fits.
+        runs: The runs whose name, id or beginning of an id is ``run_reference(said)``.
         roots: The places that runs may name.
 
     Raises:
@@ -164,7 +165,7 @@ def _in_directory(said: str, roots: FileRoots) -> FoundSource:
 
 
 def named_checkpoint(run_dir: Path, which: str, *, name: str) -> Path:
-    """Return the checkpoint of a step, or the best one, of a run. Its files are not checked.
+    """Return the directory of a run's checkpoint, chosen by its step or as the best one. Its files are not checked.
 
     Args:
         run_dir: The run's directory.
@@ -192,7 +193,7 @@ def named_checkpoint(run_dir: Path, which: str, *, name: str) -> Path:
 
 
 def best_beside(checkpoint: Path, run_dir: Path) -> Path | None:
-    """Return the best checkpoint of a run if it is known, is there, and is not ``checkpoint``."""
+    """Return a run's best checkpoint, or None if it is unknown, deleted, or the same step as ``checkpoint``."""
     best = best_in_files(run_dir, read_table(run_dir / MODEL_CONFIG))
     if best is None or best.step is None:
         return None
@@ -210,7 +211,7 @@ def _all_of_run(root: Path, *, name: str) -> list[Path]:
 
 
 def _of_run(run_dir: Path, *, which: str = "", name: str) -> tuple[Path, list[str]]:
-    """Return a checkpoint of a run, and notes about newer ones that are damaged."""
+    """Return the named or newest intact checkpoint of a run, and a note for each newer one that is damaged."""
     if which:
         path = named_checkpoint(run_dir, which, name=name)
         _refuse_damage(path)
@@ -225,7 +226,7 @@ def _of_run(run_dir: Path, *, which: str = "", name: str) -> tuple[Path, list[st
 
 
 def damage_of(checkpoint: Path) -> str | None:
-    """Return a sentence about the first damage, or None. The contents of large checkpoints are not compared."""
+    """Return a sentence about the first damage in a checkpoint, or None. Above 4 GiB, only file sizes are compared."""
     try:
         num_bytes = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
     except OSError as error:
@@ -256,7 +257,7 @@ def _state(checkpoint: Path) -> CheckpointState:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Return the contents of a JSON file; empty if it is missing or not a table."""
+    """Return the object in a JSON file; empty if the file is missing or contains anything else."""
     try:
         with open_regular(path) as file:
             found: Any = json.loads(file.read(_MAX_STATE_BYTES))  # a longer one cannot be decoded

@@ -1,9 +1,9 @@
-"""Gives the core of a new run the weights, and usually the optimizer, of the checkpoint that it begins from.
+"""Loads the checkpoint that a new run begins from into the core, which holds the run's model and optimizer.
 
     no own checkpoint --> files intact? --> core.begin_from --> policy version 0 --> first push --> prompts
 
-The same path as a resume: the core has the weights before the training loop is built, and the loop pushes them before
-it admits the first prompt.
+As in a resume, the core has the weights before the training loop is built, and the loop pushes them before it admits
+the first prompt.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class ContinuedRows:
-    """The rows of a data set, numbered from where another run left them.
+    """A data set that continues where another run stopped: number 0 is the first row that the other run did not use.
 
     Args:
         rows: The data set.
-        cursor: The rows that are left.
+        cursor: The rows that the other run did not use.
     """
 
     def __init__(self, rows: PromptDataset | StreamedDataset, cursor: RowCursor) -> None:
@@ -37,12 +37,12 @@ class ContinuedRows:
         self._cursor = cursor
 
     def row_at(self, admission_number: int) -> Row | StreamedRow:
-        """Return the row of this admission number among the rows that the other run left."""
+        """Return the row of this run's prompt group with this number, counted from 0 over all epochs."""
         return self._rows.row_at(self._cursor.row(admission_number))
 
 
 async def load_beginning(run: RunContext, core: TrainingCore, *, roots: FileRoots | None) -> None:
-    """Restore the state that the run begins with into the core. Does nothing if it begins with its model's weights.
+    """Load the checkpoint that the run begins from into the core. Does nothing if the run begins from its ``model``.
 
     Raises:
         HeadraceError: The checkpoint is gone, damaged, or belongs to another model.

@@ -1,12 +1,12 @@
-"""Finds the best checkpoint of a run by its evaluations, and when to stop early.
+"""Finds a run's best checkpoint from its evaluations, and decides when the run stops early.
 
     evaluations, oldest first --judge--> step and value of the best, evaluations since the last improvement
 
 The rules are transformers' (Trainer and EarlyStoppingCallback). An equal value is not better, so the earlier
-step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
-evaluation without a value, because no group came back or it is not a number, is passed over. So is an evaluation of
-which groups did not come back, or in which the reward functions failed for more prompts than the run tolerates: the
-mean over some prompts cannot be compared with the mean over all of them.
+step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping.
+Evaluations whose value is missing or not finite are skipped. So are evaluations with missing groups, or with reward
+functions that failed for more prompts than the run tolerates: the mean over some prompts cannot be compared with the
+mean over all of them.
 
 The state follows from the evaluations in the run's log, which a resumed trainer cuts back to its checkpoint and judges
 again. So nothing else has to be stored.
@@ -35,7 +35,7 @@ _NOT_OF_ROLLOUTS = ("eval_groups/", "eval_policy_version/", "eval_runtime", "eva
 
 @dataclass(frozen=True)
 class BestRule:
-    """How evaluations are compared.
+    """The rule by which a run compares its evaluations and stops early.
 
     Args:
         metric: The metric that decides, with the prefix ``eval_``.
@@ -53,7 +53,7 @@ class BestRule:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self | None:
-        """Return the rule of a run; None if it does not look for its best checkpoint."""
+        """Return the rule that a run's config sets; None if the run does not look for its best checkpoint."""
         if not config.finds_best:
             return None
         return cls(
@@ -66,14 +66,14 @@ class BestRule:
 
 
 class BestCheckpoint:
-    """The best checkpoint so far.
+    """Keeps the step and value of a run's best evaluation, and counts evaluations without an improvement.
 
     Args:
         rule: Compares evaluations.
-        evaluations: The evaluations so far, oldest first, as lines of the run's log.
+        evaluations: The evaluations so far, oldest first, as lines of the run's evaluations.jsonl.
 
     Raises:
-        UserError: They do not have the metric of the rule.
+        UserError: The evaluations do not have the metric of the rule.
     """
 
     def __init__(self, rule: BestRule, evaluations: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -114,17 +114,17 @@ class BestCheckpoint:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     def num_missing(self, metrics: Mapping[str, Any]) -> int:
-        """Return the number of prompts without a score; 0 if the evaluation counts nevertheless."""
+        """Return how many prompts of an evaluation have no score; 0 if they are so few that the evaluation counts."""
         missing, unscored, done = (int(metrics.get(name) or 0) for name in (_MISSING, _UNSCORED, _DONE))
         return missing + unscored if missing or unscored > self.rule.max_unscored * done else 0
 
     @property
     def stops_early(self) -> bool:
-        """Whether the run is to end, because its evaluations no longer improve."""
+        """Whether the run should end now, because its evaluations no longer improve."""
         return self.rule.patience is not None and self.num_without_improvement >= self.rule.patience
 
     def why_it_stops(self) -> str:
-        """Return why the run ends early, a sentence without its full stop."""
+        """Return the reason for ending the run early, as a sentence without a full stop."""
         number = self.num_without_improvement
         more = f" by more than {self.rule.threshold:g}" if self.rule.threshold else ""
         evaluations = "in the last evaluation" if number == 1 else f"in the last {number} evaluations"
@@ -134,7 +134,7 @@ class BestCheckpoint:
         )
 
     def seen(self) -> BestEvaluation | None:
-        """Return the best evaluation for the run's record; None before the first."""
+        """Return the best evaluation in the form that the run's record stores; None before the first."""
         if self.step is None:
             return None
         return BestEvaluation(
@@ -146,7 +146,11 @@ class BestCheckpoint:
 
 
 def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | None:
-    """Return the best checkpoint by the files of a run; None if it does not look for one, or they cannot be read."""
+    """Return a run's best checkpoint, computed from its evaluations.jsonl.
+
+    Returns None if the run does not look for its best checkpoint, or if its config or its evaluations are not usable,
+    for example because another release wrote them.
+    """
     if not any(config.get(name) for name in ABOUT_BEST):
         return None
     try:

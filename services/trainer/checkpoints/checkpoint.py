@@ -1,12 +1,12 @@
-"""The files of a checkpoint, and the newest checkpoint whose checksums are right.
+"""Finds a run's newest intact checkpoint, and reads its state.
 
     step_00000010/  model/, optimizer/, rng/, core_state.json       the core's state (core_state.py)
                     trainer_state.json                              step, incarnation, the loop's state
                     manifest.json                                   sizes and SHA-256
 
-Checkpoints of the newest incarnation of the trainer decide what was trained, even if an older incarnation that was
-thought dead had got further: runs resume from them. ``extra`` belongs to the training loop and the core's files belong
-to the core; this module does not interpret them. checkpoint_writer.py writes them.
+A run resumes from a checkpoint of the newest incarnation of its trainer, even if an older incarnation that was thought
+dead has written one of a later step. ``extra`` belongs to the training loop, and the core's files belong to the core,
+which holds model and optimizer. This module does not interpret either. checkpoint_writer.py writes checkpoints.
 """
 
 import json
@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class CheckpointState(msgspec.Struct):
-    """The contents of ``trainer_state.json``."""
+    """The contents of a checkpoint's ``trainer_state.json``. ``extra`` is the training loop's state."""
 
     step: Version
     extra: dict[str, Any]
@@ -45,20 +45,20 @@ class CheckpointState(msgspec.Struct):
 
 
 class SavableCore(Protocol):
-    """The part of policy_core.PolicyCore that checkpoints use."""
+    """The methods of the core (model and optimizer, policy_core.PolicyCore) that checkpoints use."""
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """Copy the core's state, and return a future that is done when the copy is in the directory."""
+        """Copy the core's state, and return a future that is done when the copy is written to the directory."""
         ...
 
     def load_state(self, directory: Path) -> None:
-        """Restore the state of the core that wrote the directory."""
+        """Restore the core's state from a directory that ``begin_save`` filled."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint."""
+    """A checkpoint whose files were compared with its manifest."""
 
     path: Path
     step: int
@@ -94,9 +94,9 @@ def newest_valid(root: Path) -> Checkpoint | None:
 
 
 def newest_without(damage_of: Callable[[Path], str | None], root: Path) -> tuple[Path | None, dict[Path, str]]:
-    """Return the newest checkpoint of the newest incarnation that is intact or None, and the damage of newer ones.
+    """Return the newest intact checkpoint of the newest incarnation, or None, and the damage of the skipped ones.
 
-    While checkpoints are read, a training may write newer ones and prune these: then the newer ones are read.
+    A training run may write and delete checkpoints meanwhile. The directory is then listed again, up to 5 times.
 
     Args:
         damage_of: Returns a sentence about the damage of a checkpoint, or None.
@@ -120,12 +120,12 @@ def newest_without(damage_of: Callable[[Path], str | None], root: Path) -> tuple
 
 
 def use_newest(root: Path, use: Callable[[Checkpoint], _Result]) -> _Result | None:
-    """Return what ``use`` makes of the newest intact checkpoint, or None without one.
+    """Call ``use`` with the newest intact checkpoint, and return its result; None if there is no such checkpoint.
 
-    If a training prunes it meanwhile, ``use`` is called again with the one that is the newest then.
+    If the training run deletes that checkpoint meanwhile, ``use`` is called again with the newest one.
 
     Raises:
-        HeadraceError: Each one was pruned.
+        HeadraceError: Five checkpoints in a row were deleted while ``use`` read them.
     """
     for _ in range(_MAX_TRIES):
         checkpoint = newest_valid(root)
@@ -158,7 +158,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoint_paths(root: Path) -> list[Path]:
-    """Return the directories of finished checkpoints, newest first, verified or not."""
+    """Return the directories of finished checkpoints, newest step first. Their files are not checked."""
     if not root.is_dir():
         return []
     paths = (path for path in root.iterdir() if _NAME.match(path.name) and path.is_dir())
@@ -188,6 +188,6 @@ def _state(path: Path) -> CheckpointState | None:
 
 
 def incarnation_that_wrote(path: Path) -> int:
-    """Return the incarnation that wrote a checkpoint; 0 if it cannot be read."""
+    """Return the incarnation of the trainer that wrote a checkpoint; 0 if its state cannot be read."""
     state = _state(path)
     return 0 if state is None else state.incarnation

@@ -73,9 +73,9 @@ class CheckpointWriter:
     def begin(
         self, core: SavableCore, extra: dict[str, Any], *, step: int, tokenizer: Any | None = None
     ) -> PendingCheckpoint:
-        """Copy the contents of the checkpoint of ``step``. The core may continue when this returns.
+        """Copy the state for the checkpoint of ``step``, and start to write it.
 
-        Call `finish` before the next one begins.
+        Training may continue when this returns. Call `wait`, then `publish` or `discard`, before the next one begins.
 
         Raises:
             CheckpointError: The checkpoint cannot be written; the message says why.
@@ -182,14 +182,16 @@ class CheckpointWriter:
                 num_whole += 1
 
     def _is_whole(self, path: Path) -> bool:
-        """Whether the files are unchanged. Checksums are computed once per checkpoint, because it may be large."""
+        """Whether a checkpoint's files are unchanged. Checksums are computed only once, because it may be large."""
         if path not in self._known_whole and find_damage(path) is None:
             self._known_whole.add(path)
         return path in self._known_whole and has_all_files(path)
 
 
 def remove_leftovers(root: Path, *, incarnation: int) -> None:
-    """Remove the files of a crash during writing. Called when a trainer starts, while no earlier trainer writes.
+    """Remove files that a crash left while a checkpoint was written. Restore a checkpoint that was being replaced.
+
+    Called when a trainer starts, while no earlier trainer writes.
 
     Args:
         root: Directory of the checkpoints.

@@ -1,4 +1,4 @@
-"""Main memory for the copy of a rank's state that a checkpoint is written from: one block, used again for every copy.
+"""Copies a rank's tensors into one block of main memory, from which a checkpoint is written. The block is reused.
 
     tensor, tensor, ... --copy--> [tensor|tensor|...]  page-locked if the state is on a GPU
 

@@ -1,4 +1,4 @@
-"""Copies a policy core's state while training stands still, and writes it while training continues.
+"""Copies the state of model and optimizer while training stands still, and writes it while training continues.
 
     weights, moments --copy--> buffers --own thread--> model/, optimizer/      shards of every rank (shards.py)
     random generators                              --> rng/rank-00001.safetensors   one file per rank
@@ -44,7 +44,7 @@ _WAIT_FOR_WRITING_S = 3600.0
 
 
 class CoreState:
-    """One rank's share of the core's state in a checkpoint.
+    """Saves and restores one rank's share of weights, optimizer, schedule and random generators.
 
     With several ranks, create it on all of them, after ``torch.distributed`` was initialised.
 
@@ -84,7 +84,7 @@ class CoreState:
     ) -> "Future[None]":
         """Copy the state, and return a future that is done when all ranks have written theirs to the disk.
 
-        Training may continue as soon as this returns, because the copy is written.
+        Training may continue as soon as this returns, because only the copy is written.
 
         Args:
             directory: An existing directory, the same for all ranks.
@@ -116,7 +116,7 @@ class CoreState:
         return self._writing
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore the state in the directory, written by any number of ranks, and return the core's numbers.
+        """Restore the state that any number of ranks wrote, and return the ``numbers`` that `begin_save` was given.
 
         With the same number of ranks the restored state is identical bit by bit.
 
@@ -141,9 +141,9 @@ class CoreState:
         return state
 
     def load_weights(self, directory: Path, *, aliases: Collection[str] = ()) -> dict[str, Any]:
-        """Restore only the first collection of weights, from a directory of safetensors files.
+        """Restore only the first collection of weights (the model), from a directory of safetensors files.
 
-        Returns the core's numbers if the directory is in a checkpoint, and nothing otherwise.
+        Returns the contents of the checkpoint's core_state.json; empty if the directory is not in a checkpoint.
 
         Args:
             directory: Files of a checkpoint, of ``save_pretrained``, or of PEFT.
@@ -175,7 +175,7 @@ class CoreState:
         return {**self._weights, OPTIMIZER: moments}
 
     def _step_counts(self) -> dict[str, float | int | None]:
-        """Return the steps of each parameter with state: whole numbers if the optimizer counts in Python; or None."""
+        """Return the step count of each parameter with optimizer state: a float (from a tensor), an int, or None."""
         counts: dict[str, float | int | None] = {}
         for name, parameter in self._parameters.items():
             if parameter in self._optimizer.state:
@@ -184,7 +184,7 @@ class CoreState:
         return counts
 
     def _copied(self) -> dict[str, dict[str, Part]]:
-        """Return copies of this rank's parts, by collection and name."""
+        """Copy this rank's parts of all tensors, and return the copies by collection and name."""
         live = {
             (collection, name): part
             for collection, tensors in self._collections().items()
@@ -260,7 +260,7 @@ class CoreState:
         read_shards(directory, into)
 
     def _moment(self, parameter: Tensor, moment: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return the tensor in the optimizer's state to read a moment into, and create it if necessary."""
+        """Return the optimizer's state tensor that a saved moment is read into, and create it if it does not exist."""
         state: dict[str, Any] = self._optimizer.state[parameter]
         if not state and hasattr(self._optimizer, "init_state"):
             self._init_state(parameter)

@@ -45,7 +45,7 @@ def write_part(directory: Path, files: Sequence[Path], *, number: int) -> None:
 
 
 def part_file(directory: Path, number: int) -> Path:
-    """Return the path of a writer's list, which exists until the manifest is written."""
+    """Return the path of the file list that rank ``number`` wrote. It exists until the manifest is written."""
     return directory / f"{_PART}{number:05d}.json"
 
 
@@ -101,7 +101,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def has_all_files(directory: Path) -> bool:
-    """Whether all files exist with their sizes. Much faster than `find_damage`, but does not detect flipped bits."""
+    """Whether all listed files exist with the listed sizes. Faster than `find_damage`, but misses flipped bits."""
     try:
         manifest = _read(directory / MANIFEST_FILE)
         return all(
@@ -123,7 +123,7 @@ def _read(file: Path) -> Manifest:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name in a manifest is one of its directory. A forged one could ask about any file of the machine."""
+    """Whether a path in a manifest stays in its directory. A forged manifest could name any file of the machine."""
     return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
 
 

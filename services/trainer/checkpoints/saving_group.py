@@ -1,7 +1,7 @@
-"""Exchanges between ranks whether each has written its share of a checkpoint, or why not.
+"""Tells all ranks whether every rank has written its share of a checkpoint, and the errors of ranks that failed.
 
-Uses a separate gloo process group: a background thread sends the messages, and they must not come between the
-collectives of training.
+It uses a separate gloo process group, because a background thread sends the messages, and they must not come between
+the collectives of training.
 """
 
 from datetime import timedelta
@@ -14,7 +14,7 @@ _MAX_SENTENCE_BYTES = 1024
 
 
 class SavingGroup:
-    """This rank's end of the exchange. Create it on all ranks at the same point.
+    """One rank's membership in the group that exchanges errors. All ranks must create it at the same point.
 
     Args:
         num_ranks: Number of ranks.
@@ -28,7 +28,9 @@ class SavingGroup:
         self._group: Any = dist.new_group(backend="gloo", timeout=DEADLINE) if num_ranks > 1 else None
 
     def exchange(self, sentence: str) -> list[str]:
-        """Return the sentences of all ranks, in rank order. All ranks must call this.
+        """Send an error message, or an empty string, and return the strings of all ranks in rank order.
+
+        All ranks must call this. Only the first 1,024 bytes are sent.
 
         Raises:
             OSError: A rank is gone, or did not answer within the deadline.

@@ -3,9 +3,9 @@
     rank 0 --write--> shard-00001-model-00001-of-00002.safetensors, shard-00001-model-00002-of-00002.safetensors
     rank 1 --write--> shard-00002-model-00001-of-00001.safetensors          read --> the rank's part of each tensor
 
-The format is that of HuggingFaceStorageWriter in ``torch.distributed.checkpoint`` (DCP): safetensors files, with
-the offsets of each part in the header. HuggingFaceStorageReader reads it. Nothing is pickled, neither in the files
-nor between the ranks, because each rank writes and reads by itself. DCP's own writer is not used: it builds every file
+HuggingFaceStorageWriter in ``torch.distributed.checkpoint`` (DCP) writes the same format: safetensors files, with the
+offsets of each part in the header. HuggingFaceStorageReader reads it. Nothing is pickled, neither in the files nor
+between the ranks, because each rank writes and reads by itself. DCP's own writer is not used: it builds every file
 in memory with Python's lock held, which stops training, and its planner exchanges pickled plans.
 """
 
@@ -35,7 +35,7 @@ class ShardError(HeadraceError):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One rank's part of one tensor."""
+    """The part of a tensor that one rank writes to a checkpoint."""
 
     tensor: Tensor
     offsets: tuple[int, ...]
@@ -91,7 +91,7 @@ def write_shards(
 
 
 def saved_shapes(directory: Path) -> dict[str, torch.Size]:
-    """Return the shapes of the whole tensors by name.
+    """Return the unsharded shape of each saved tensor, by name.
 
     Raises:
         ShardError: The directory contains no shards, or a part of a tensor is missing.
@@ -106,12 +106,12 @@ def saved_dtypes(directory: Path) -> dict[str, torch.dtype]:
 
 
 def read_shards(directory: Path, into: Mapping[str, Tensor], *, unread: frozenset[str] = frozenset()) -> None:
-    """Fill tensors in place, each with this rank's part of it.
+    """Read the shards in a directory into tensors, in place. A DTensor gets only this rank's part.
 
     Args:
-        directory: The shards.
-        into: The tensors.
-        unread: Names that the shards may have besides.
+        directory: Directory of the shards.
+        into: The tensors to fill, by name.
+        unread: Names of further tensors that the shards may have. They are not read.
 
     Raises:
         ShardError: The shards have other tensor names or shapes.

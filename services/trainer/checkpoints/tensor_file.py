@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], *, header: Mapping[str, str] | None = None) -> None:
-    """Write tensors by name.
+    """Write named tensors to a safetensors file.
 
     Args:
         file: Replaced if it exists.

@@ -16,12 +16,12 @@ Header = dict[str, dict[str, Any]]
 
 
 def tensor_headers(directory: Path) -> Header:
-    """Return the properties of the tensors in a directory's files, by name. Files that are not valid are left out."""
+    """Return dtype, shape and offsets of each tensor in a directory's files, by name. Invalid files are left out."""
     return {name: about for file in _files(directory) for name, about in _header(file)[0].items() if name != _METADATA}
 
 
 def linear_layers(directory: Path) -> set[str]:
-    """Return the names of a model's layers with a matrix, without the experts of a mixture, which get no adapters."""
+    """Return names of layers with a weight matrix, except embeddings, output head and experts: they get no adapters."""
     layers = {
         name.removesuffix(".weight")
         for name, about in tensor_headers(directory).items()

@@ -1,1 +1,1 @@
-"""Prompts: reading rows, the order in which data sets take turns, and encoding as token ids."""
+"""Reads the rows of data sets, decides in which order they are used, and encodes prompts as token ids."""

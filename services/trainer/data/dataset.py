@@ -47,7 +47,7 @@ class Row:
 
 
 class SourceRows:
-    """The rows of one data set in the run's format.
+    """Reads the rows of one data set as prompts and columns, and computes a shuffled order for each epoch.
 
     Args:
         rows: Reads the raw rows.
@@ -69,12 +69,15 @@ class SourceRows:
         return len(self._rows)
 
     def position(self, number: int, *, shuffle: bool) -> int:
-        """Return the position of the row with a number that counts from 0 over all epochs."""
+        """Return the position of the row with a number that counts from 0 over all epochs.
+
+        With ``shuffle``, each epoch has an order of its own.
+        """
         epoch, place = divmod(number, len(self))
         return int(self._permutation(epoch)[place]) if shuffle else place
 
     def read(self, position: int) -> Row:
-        """Return the row at a position, in the data set's own order."""
+        """Return the row at a position in the data set's own order. A bad row has a ``problem``."""
         try:
             prompt, columns = self._format.read(self._rows.read(position))
         except BadRowError as error:
@@ -91,7 +94,7 @@ class SourceRows:
 
 
 class PromptDataset:
-    """Rows by admission number.
+    """Maps admission numbers to rows of one data set, or of a mixture of several.
 
     Args:
         sources: The data sets, one or several.
@@ -110,12 +113,12 @@ class PromptDataset:
             self.columns = (*self.columns, SOURCE_COLUMN)
 
     def __len__(self) -> int:
-        """Return the prompts of one epoch: all rows, or in a mixture the prompts until one data set is used up."""
+        """Return how many prompts an epoch has: all rows. In a mixture, it ends when one data set is used up."""
         return self._epoch
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of the prompts that each data set gives; the sum is 1."""
+        """Each data set's share of the prompts, from 0 to 1. The sum is 1."""
         return tuple(float(share) for share in self._mixture.shares)
 
     def row_at(self, admission_number: int) -> Row:
@@ -153,7 +156,7 @@ def open_eval_dataset(config: RunConfig, roots: FileRoots | None = None) -> Prom
 def open_sources(
     config: RunConfig, sources: Mapping[str, DatasetSource], roots: FileRoots | None = None
 ) -> list[SourceRows]:
-    """Return the rows of each data set; with ``dataset_streaming``, the first rows.
+    """Open data sets and return the rows of each; with ``dataset_streaming``, only the first rows.
 
     Args:
         config: The run's config.

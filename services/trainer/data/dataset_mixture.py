@@ -3,10 +3,10 @@
     shares 1/2, 1/3, 1/6:
     number 11 --[1/2 : 1/2]--> right, as number 5 --[2/3 : 1/3]--> left, which is data set 1, as its number 3
 
-A tree of two-way splits: of the first n numbers, n times the left share, rounded, go left. Nothing is random and
-nothing is counted up, so any number is answered at once, also by a restarted trainer. A data set is never further from
-its share than half a prompt per level of the tree: 0.5 with two data sets, 1 with four, 1.5 with eight. A level adds at
-most its own rounding of one half to half the deviation of the level above.
+The data sets are the leaves of a binary tree. Of the first n numbers that reach a node, n times the left share go left,
+rounded. The result is neither random nor stored, so a restarted trainer computes the data set of any number directly. A
+data set is never further from its share than half a prompt per level of the tree: 0.5 with two data sets, 1 with four,
+1.5 with eight. The rounding of a level adds at most one half to a fraction of the deviation of the level above.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ _ZERO = Fraction(0)
 
 @dataclass(frozen=True)
 class Turn:
-    """A data set, and how many prompts it gave before this one."""
+    """The index of the data set that gives a prompt, and the number of prompts that it gave before."""
 
     source: int
     number: int
 
 
 class Mixture:
-    """Data sets that take turns.
+    """Assigns each admission number to one of several data sets, in proportion to their shares.
 
     Args:
         shares: One share per data set; positive, with the sum 1.
@@ -37,7 +37,7 @@ class Mixture:
         self.shares = tuple(shares)
 
     def turn(self, number: int) -> Turn:
-        """Return the turn of an admission number, which counts from 0."""
+        """Return the data set of an admission number, which counts from 0, and the row number within it."""
         first, end = 0, len(self.shares)
         while end - first > 1:
             middle = (first + end) // 2
@@ -50,7 +50,7 @@ class Mixture:
         return Turn(first, number)
 
     def epoch(self, lengths: Sequence[int]) -> int:
-        """Return the prompts of one epoch: those until a data set of these lengths is used up.
+        """Return the number of prompts in one epoch, which ends when the first data set is used up.
 
         TRL's mixture has the same length. With shares in proportion to the lengths, an epoch contains all rows once.
         """

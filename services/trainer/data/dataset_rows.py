@@ -2,7 +2,8 @@
 
     DatasetSource --open_rows--> RowSource: len, columns, read(i), where(i)
 
-Errors of the libraries end here: every problem with a file or a name becomes a sentence for the user.
+Library errors are translated here: every problem with a file or a name becomes a UserError with a sentence, and a
+broken connection to the hub an UnavailableError.
 """
 
 import contextlib
@@ -58,10 +59,10 @@ def _open(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSour
 
 
 def load_builder(source: DatasetSource, field: str) -> Any:
-    """Return the builder of a data set of the hub, or of a directory, whose files are its own.
+    """Return the ``datasets`` builder of a data set on the hub or in a directory.
 
     Raises:
-        UserError: It does not exist, cannot be read, or has files outside it.
+        UserError: The data set does not exist, cannot be read, or refers to files outside it.
     """
     import datasets
 
@@ -91,7 +92,12 @@ def without_media(features: Any) -> Any:
 
 @contextlib.contextmanager
 def in_words(source: DatasetSource, field: str, *, done: str = "loaded") -> Generator[None]:
-    """Raise errors of ``datasets``, whose readers have many kinds of them, as sentences. ``done`` is what it was to be.
+    """Translate every error of the ``datasets`` library in this block to an error with a sentence for the user.
+
+    Args:
+        source: The data set.
+        field: The setting that names it.
+        done: The failed action as a participle, for "the dataset could not be loaded".
 
     Raises:
         UserError: The data set is at fault.
@@ -116,7 +122,7 @@ def http_errors() -> tuple[type[Exception], ...]:
 
 
 def _not_loaded(source: DatasetSource, error: Exception, field: str, done: str) -> UserError:
-    """Return the sentence for an error of ``datasets``. It names the known splits."""
+    """Return the UserError for an error of ``datasets``, with advice for gated and unknown data sets."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     said = str(error) or type(error).__name__

@@ -1,6 +1,6 @@
 """Reads the rows of a file on this machine: JSON, CSV, Parquet, or a directory that ``save_to_disk`` wrote.
 
-Errors of the libraries end here: every problem with a file becomes a sentence for the user.
+Library errors are translated here: every problem with a file becomes a UserError with a sentence.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ def is_saved_to_disk(path: Path) -> bool:
 
 
 def has_no_splits(path: Path) -> bool:
-    """Whether a directory is one data set of ``Dataset.save_to_disk``, which has the same rows for every split."""
+    """Whether a directory was written by ``Dataset.save_to_disk``, and so is one data set without splits."""
     return (path / _STATE).is_file() and not (path / _SPLITS).is_file()
 
 
 class _JsonRows:
-    """JSON objects: one a line, or all in one list. Keeps them as bytes, and decodes them when read.
+    """Rows of a file with JSON objects, one a line or all in one list. They are kept as bytes and decoded when read.
 
     Blank lines are skipped.
     """
@@ -83,7 +83,7 @@ def decoded(text: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def bad_values() -> Generator[None]:
-    """Raise BadRowError for a value that has no equivalent in Python, such as a date after the year 9999."""
+    """Turn the error for a value without an equivalent in Python, such as a date after 9999, into BadRowError."""
     try:
         yield
     except (ValueError, OverflowError) as error:
@@ -91,7 +91,7 @@ def bad_values() -> Generator[None]:
 
 
 class _TableRows:
-    """The rows of a table in memory.
+    """Rows of a pyarrow table in memory.
 
     Args:
         table: A ``pyarrow.Table``.
@@ -118,7 +118,7 @@ class _TableRows:
 
 
 def open_file(path: Path, field: str, roots: FileRoots | None) -> RowSource:
-    """Return the rows of a file, whose format is its suffix.
+    """Return the rows of a JSON, CSV or Parquet file. Its suffix decides the format.
 
     Raises:
         UserError: The file cannot be read.
@@ -173,7 +173,7 @@ def _parquet(file: BinaryIO) -> Any:
 
 
 def _csv(file: BinaryIO) -> Any:
-    """Return the table with numbers, booleans and nulls as the datasets library finds them. All else is UTF-8 text."""
+    """Read a CSV file. Numbers, booleans and nulls are detected as in the datasets library. All else is UTF-8 text."""
     import pyarrow
     from pyarrow import csv
 

@@ -27,7 +27,7 @@ _INT64 = range(-(2**63), 2**64)  # the integers that msgpack can encode
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The format of one data set's rows."""
+    """Converts raw rows of one data set to prompts and columns, by the run's settings."""
 
     prompt_column: str
     renamed: Mapping[str, str]
@@ -42,7 +42,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, config: RunConfig, source: DatasetSource) -> "RowFormat":
-        """Return the format of a data set: its entry's settings, else the run's."""
+        """Return the format of a data set. Settings of its entry in ``datasets`` override the run's."""
         renamed = config.rename_columns if source.rename_columns is None else source.rename_columns
         kept = config.columns if source.columns is None else source.columns
         return cls(

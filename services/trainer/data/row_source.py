@@ -1,10 +1,10 @@
-"""Rows as data sets give them, from any source."""
+"""Defines the interface of all sources of data set rows, and the error for a row that cannot be read."""
 
 from typing import Any, Protocol
 
 
 class BadRowError(Exception):
-    """A row cannot be read; ``str(error)`` completes a sentence that begins with its place. Caught in dataset.py."""
+    """A row cannot be used. The message has no subject: it follows the row's place, as in "line 3 is not JSON"."""
 
 
 class RowSource(Protocol):

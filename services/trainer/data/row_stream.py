@@ -24,7 +24,7 @@ Raw = dict[str, Any] | BadRowError
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Consecutive rows. A row that cannot be read is the reason why."""
+    """Consecutive rows of a stream, and the state after them. A row that cannot be read is a BadRowError."""
 
     rows: list[Raw] = field(default_factory=list[Raw])
     places: list[str] = field(default_factory=list[str])
@@ -36,17 +36,21 @@ class RowStream(Protocol):
     """A data set that is read in order."""
 
     def read_block(self, state: Any, size: int) -> Block:
-        """Return up to ``size`` rows from a state on. Fewer rows are the last ones.
+        """Return the next ``size`` rows; fewer if the data set ends.
+
+        Args:
+            state: ``after`` of the previous block; None for the beginning of the data set.
+            size: Number of rows.
 
         Raises:
-            OSError: They cannot be read now.
+            OSError: The rows cannot be read now.
             ValueError: The file is damaged.
         """
         ...
 
 
 class FirstRows:
-    """The first rows of a stream, as a RowSource.
+    """The first rows of a stream, which can be read in any order.
 
     Args:
         block: The rows.
@@ -60,23 +64,23 @@ class FirstRows:
         return len(self.block.rows)
 
     def columns(self) -> list[str]:
-        """Return the columns of all rows."""
+        """Return the names of all columns that occur in the rows."""
         return list(dict.fromkeys(name for row in self.block.rows if isinstance(row, dict) for name in row))
 
     def read(self, position: int) -> dict[str, Any]:
-        """Return a row; raises BadRowError."""
+        """Return the row at a position by column name; raises BadRowError if it could not be read."""
         row = self.block.rows[position]
         if isinstance(row, BadRowError):
             raise row
         return row
 
     def where(self, position: int) -> str:
-        """Return the place of a row in words."""
+        """Return the place of a row in words, such as ``train.jsonl line 3``."""
         return self.block.places[position]
 
 
 def open_stream(source: DatasetSource, *, field: str, roots: FileRoots | None = None) -> RowStream:
-    """Return the rows of a data set.
+    """Open a data set that is read in order, block by block.
 
     Args:
         source: The data set.
@@ -101,7 +105,7 @@ def open_stream(source: DatasetSource, *, field: str, roots: FileRoots | None = 
 
 
 def first_rows(stream: RowStream, source: DatasetSource, *, count: int, field: str) -> FirstRows:
-    """Return the first rows of a data set.
+    """Return the first ``count`` rows of a stream, or all if it has fewer.
 
     Raises:
         UserError: They cannot be read, or the data set is empty.
@@ -116,7 +120,7 @@ def first_rows(stream: RowStream, source: DatasetSource, *, count: int, field: s
 
 
 class _JsonLines:
-    """A file with a JSON object in each line. Its state is a place in the file, and the lines before it."""
+    """A file with a JSON object in each line. Its state is the next line's byte offset and number from 0."""
 
     def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
         self._path, self._field, self._roots = path, field, roots

@@ -1,11 +1,11 @@
-"""A data set that is never read whole, by admission number.
+"""Maps admission numbers to rows of a data set that is read in blocks, never whole.
 
     admission number --starts of the blocks--> block, place in it --permutation of (seed, block)--> row
 
 Blocks of ``shuffle_buffer_size`` rows are read in order, and each is shuffled by itself. So a number always means the
-same row, as in dataset.py: also of a group that is admitted again, and after a restart. The start of every block that
-was read is kept, in memory and in a file, so that a restarted trainer goes on at its block instead of reading all rows
-before it. Without the file it reads from the beginning, with the same result.
+same row, also after a restart and for a group that is admitted again. The start of every block that was read is kept,
+in memory and in a file. With it, a restarted trainer continues at its block instead of reading all rows before it.
+Without the file it reads from the beginning, with the same result.
 """
 
 import bisect
@@ -42,7 +42,7 @@ _WAITS_S = (1.0, 4.0, 15.0, 60.0)
 
 @dataclass(frozen=True)
 class StreamedRow:
-    """One row, as dataset.Row. If ``problem`` is set, ``prompt`` and ``columns`` must not be used."""
+    """One row of a streamed data set. If ``problem`` is set, ``prompt`` and ``columns`` must not be used."""
 
     position: int
     prompt: Any
@@ -52,7 +52,7 @@ class StreamedRow:
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a block begins."""
+    """The beginning of a block: its first row's number, its epoch, and the stream's state."""
 
     first: int
     """Number of its first row, counted from 0 over all epochs."""
@@ -61,7 +61,7 @@ class _Start:
 
 
 class StreamedDataset:
-    """Rows by admission number. Its methods may be called from any thread.
+    """Maps admission numbers to rows of a stream. Its methods may be called from any thread.
 
     Args:
         stream: Reads the rows.
@@ -153,7 +153,7 @@ class StreamedDataset:
         raise AssertionError("the last attempt returns or raises")
 
     def _keep(self, start: _Start) -> None:
-        """Remember where a block begins. A block that turned out empty gives its place to the next epoch's first."""
+        """Remember where a block begins. The next epoch's first block replaces a block that turned out empty."""
         self._starts = [known for known in self._starts if known.first != start.first]
         bisect.insort(self._starts, start, key=lambda start: start.first)
         if self._positions is None:

@@ -1,1 +1,1 @@
-"""A checkpoint as a transformers directory: export, model card, hub, final model."""
+"""Exports a checkpoint as a transformers directory with a model card, and uploads it to the Hugging Face Hub."""

@@ -19,12 +19,12 @@ from shared.errors import UserError
 
 
 def holds_adapters(model: Path) -> bool:
-    """Whether a model directory, of a checkpoint or exported, contains adapters."""
+    """Whether a model directory contains LoRA adapters instead of a whole model."""
     return (model / CONFIG_FILE).is_file()
 
 
 def export_adapters(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write the adapters of a checkpoint's model directory.
+    """Write the adapters in ``source``, a checkpoint's model directory, to ``directory`` in PEFT's format.
 
     Raises:
         OSError: They could not be written.
@@ -35,7 +35,7 @@ def export_adapters(source: Path, directory: Path, *, dtype: torch.dtype) -> Non
 
 @torch.no_grad()
 def export_merged(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write the base model with the adapters merged into its weights.
+    """Merge the adapters in ``source`` into their base model, and write that model to ``directory``.
 
     Raises:
         UserError: The base model is missing or has other shapes.

@@ -1,13 +1,13 @@
-"""Exports a checkpoint as a directory that transformers and vLLM load: whole tensors with the hub's names, and a card.
+"""Exports a checkpoint as a directory that transformers and vLLM load: unsharded weights, tokenizer and model card.
 
     step_00000010/model/shard-*  --assembled, in the run's dtype-->  DIR/model.safetensors
     step_00000010/model/*.json                                   -->  DIR/config.json, tokenizer
     the run's config.json, metrics.jsonl                         -->  DIR/README.md (model_card.py)
 
-For a LoRA run, exports the adapters, or the base model with the adapters merged (adapter_export.py).
+For a LoRA run, it exports the adapters, or the base model with the adapters merged (adapter_export.py).
 
-Needs no GPU and no other rank, whatever the run used. Shards are read one after another, so that memory for one copy of
-the weights suffices. The directory is either complete or absent.
+It needs no GPU and no other rank, even if the run used several. Shards are read one after another, so that memory for
+one copy of the weights suffices. The directory is either complete or absent.
 """
 
 import json
@@ -82,7 +82,9 @@ def export_checkpoint(
 
 
 def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -> None:
-    """Check the arguments of an export: mistyped paths, and damage unless the checkpoint ``is_verified``.
+    """Refuse an export from a damaged checkpoint, or to a directory with other files than a model.
+
+    With ``is_verified``, the checkpoint is not compared with its checksums again.
 
     Raises:
         UserError: ``checkpoint`` is not a checkpoint or is damaged, or ``to`` is the current directory or contains
@@ -101,7 +103,7 @@ def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -
 
 
 def _is_replaceable(directory: Path) -> bool:
-    """Whether a directory is empty, or a model without further directories. A run, too, has a config.json."""
+    """Whether a directory is empty or has only a model. Unlike a run's directory, a model has no subdirectories."""
     there = list(directory.iterdir())
     if any(path.is_dir() for path in there):
         return False
@@ -114,7 +116,7 @@ def _require_all_files(checkpoint: Path) -> None:
 
 
 def run_facts(checkpoint: Path) -> RunFacts:
-    """Return what the checkpoint and its run record about the model. A checkpoint moved away from its run has less."""
+    """Return the facts for the model card. A checkpoint outside of its run's directory only gives the step."""
     run_dir = checkpoint.absolute().parent.parent
     step = int(json.loads((checkpoint / STATE_FILE).read_text())["step"])
     config_file = run_dir / "config.json"
@@ -143,7 +145,7 @@ def run_facts(checkpoint: Path) -> RunFacts:
 
 
 def _began_from(file: Path) -> str | None:
-    """Return the checkpoint that the run began from, in words. Of a directory only the name is shown."""
+    """Return a phrase for the checkpoint that the run began from, or None. Only a local path's last part is shown."""
     try:
         beginning = msgspec.json.decode(file.read_bytes(), type=Beginning)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -153,13 +155,13 @@ def _began_from(file: Path) -> str | None:
 
 
 def _best(run_dir: Path, config: dict[str, Any], step: int) -> str:
-    """Return the metric by which the checkpoint of ``step`` is its run's best, with its value; empty if it is not."""
+    """Return the deciding metric and its value if the checkpoint of ``step`` is the run's best; otherwise ""."""
     best = best_in_files(run_dir, config)
     return f"`{best.rule.metric}`: {best.value:.6g}" if best is not None and best.step == step else ""
 
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write config and weights, with tensor names and file sizes as for models on the hub."""
+    """Write config and weights with the tensor names and file sizes of ``save_pretrained``."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config: Any = cast(Any, AutoConfig).from_pretrained(source, trust_remote_code=False)
@@ -183,7 +185,7 @@ def _give_all_the_mode_of(written: Path) -> None:
 
 
 def _put_in_place(directory: Path, to: Path) -> None:
-    """Rename a complete directory to ``to``. An existing one is removed once a power loss would spare the new one."""
+    """Rename a complete directory to ``to``. An existing one is removed once the new one is synced to the disk."""
     sync_tree(directory)
     replaced = to.with_name(f".{to.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)

@@ -1,6 +1,7 @@
-"""The files of a run's final model: their sizes and hashes, and their bytes. Blocks on the disk; call it in a thread.
+"""Lists and opens the files of a run's final model, for clients that download it.
 
-The model's directory appears whole, and is replaced if the run goes on and ends again (export.py). Links are left out.
+The functions block on the disk; call them in a thread. The model's directory appears whole, and is replaced if the run
+goes on and ends again (export.py). Symbolic links are left out.
 """
 
 import errno
@@ -21,13 +22,15 @@ _Mark = tuple[str, int, int, int]
 
 
 class ExportedFiles:
-    """Reads models, and remembers the hashes of their files."""
+    """Lists and opens model files, and caches their SHA-256 hashes."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[_Mark, str] = OrderedDict()
 
     def list(self, directory: Path) -> list[SetFile]:
-        """Return the model's files, in the order of their paths; none if there is no model yet. One call at a time.
+        """Return path, size and SHA-256 of the model's files in the order of their paths; none before the model exists.
+
+        Only one thread may call this at a time.
 
         Raises:
             OSError: The model was replaced in the meantime.

@@ -1,9 +1,9 @@
-"""Exports the last or the best checkpoint of a run as a transformers directory, and uploads it if the run says so.
+"""Exports the last or best checkpoint of a run as a transformers directory, and uploads it if ``push_to_hub`` is set.
 
     checkpoints/step_00000200/ --export.py--> run_dir/model/ --hub.py--> owner/name
 
-The model is in the run's directory before the upload begins. If the upload fails, the run has still finished. It gets a
-warning with the command that uploads the model.
+The model is in the run's directory before the upload begins. A failed upload does not fail the run: the run
+gets a warning with the command that uploads the model.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ async def leave_model(
         best_step: Step of the best checkpoint if the model is to have its weights. If it is damaged, the last one is
             exported, with a warning.
         run_log: Records where the model is and why an upload failed.
-        room: Waits while the disk is full.
+        room: Repeats the export while the disk is full.
         terminate: Set when this process is asked to end. The upload is then abandoned, and begun again after a restart.
 
     Returns:
-        What went wrong, such as a failed upload, or an empty string. None if the process was asked to end before the
-        upload was complete.
+        A warning, for example about a failed upload, or an empty string. None if the process was asked to end before
+        the upload was complete.
 
     Raises:
         OSError: The model could not be written.
@@ -88,7 +88,7 @@ async def leave_model(
 async def _chosen(
     root: Path, step: int, config: RunConfig, *, best_step: int | None, run_log: RunLog
 ) -> tuple[Path, str]:
-    """Return the checkpoint to export, and a warning if it is not the best although that is wanted."""
+    """Return the checkpoint to export, and a warning if the best one is wanted but unknown or damaged."""
     last = checkpoint_path(root, step)
     if not config.load_best_model_at_end or best_step == step:
         return last, ""

@@ -58,7 +58,7 @@ def upload(directory: Path, repo_id: str, *, message: str) -> str:
 
 
 def by_hand(directory: Path, repo_id: str, *, is_private: bool) -> str:
-    """Return the command that uploads the directory."""
+    """Return the shell command with which a user can upload the directory."""
     private = ["--private"] if is_private else []
     return shlex.join(["hf", "upload", repo_id, str(directory), ".", *private])
 

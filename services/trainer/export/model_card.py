@@ -67,7 +67,7 @@ class RunFacts:
 
 
 def model_card(facts: RunFacts, *, title: str, is_adapter: bool = False) -> str:
-    """Return the text of the card.
+    """Return the model card: Markdown after a YAML header for the Hugging Face Hub.
 
     Args:
         facts: The facts to report.
@@ -125,7 +125,7 @@ def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the most important settings first, then further ones that differ from their defaults."""
+    """Yield names and values of the most important settings, then of others that differ from their defaults."""
     for name in _MAIN_SETTINGS:
         if name in config:
             yield name, _value(config[name])
@@ -157,7 +157,7 @@ def _rewards(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _own_name(name: str | None) -> str | None:
-    """Return the name that a function has in the script that wrote it; any other name unchanged."""
+    """Return a reward function's name without the module that was generated from a script; keep other names."""
     of_script = _OF_SCRIPT.match(name or "")
     return of_script["name"] if of_script else name
 
@@ -177,7 +177,7 @@ def _hub_id(name: Any) -> str | None:
 
 
 def _named(name: str) -> str:
-    """Return the name as code. Of a local path only the last part is shown, because the rest is private."""
+    """Return the name as Markdown code. Only the last part of a local path is shown, because the rest is private."""
     if _ROWS_OF_SCRIPT.match(Path(name).name):
         return "rows of a script"
     return f"`{name}`" if _hub_id(name) else f"`{Path(name).name}` (a local path)"

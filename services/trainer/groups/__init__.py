@@ -1,1 +1,1 @@
-"""Prompt groups as the trainer counts them: ids, ledger, schedule, staleness."""
+"""Keeps account of prompt groups, without I/O: ids, outcomes, batches, and bounds on the number in flight."""

@@ -1,4 +1,4 @@
-"""Decides how far sampling runs ahead of training: as far as keeps the trainer from waiting, and no further.
+"""Decides how many groups are sampled ahead of training: as few as possible without making the trainer wait.
 
     unsettled groups  =  the batch in training  +  groups ahead of it            at most the window of staleness.py
 
@@ -6,8 +6,8 @@ A group that is admitted too early only grows stale in a queue. So the depth beg
 sampled while the previous one is trained. The depth is then corrected at every batch:
 
     the trainer waited for groups           half a batch more ahead, at once
-    in each of the last batches, at least   half of these spare groups fewer ahead; at least one batch stays
-    some groups were scored and not needed
+    each of the last 8 batches left at      n / 2 groups fewer ahead, but not fewer than one batch
+    least n scored groups unused
 
 Waiting for stragglers (staleness.py) does not count: more groups ahead would not finish them earlier.
 
@@ -36,12 +36,12 @@ number of spare groups vary from batch to batch."""
 
 
 class AdmissionDepth:
-    """The depth of one run.
+    """The number of prompt groups that a run may have admitted and neither trained nor dropped.
 
     Args:
         shape: Shape of the run's batches.
         max_staleness: Bound on staleness, in optimizer steps.
-        is_eager: Whether to keep the window full instead.
+        is_eager: Whether to always use the largest number that ``max_staleness`` allows.
     """
 
     def __init__(self, *, shape: BatchShape, max_staleness: int, is_eager: bool) -> None:
@@ -54,7 +54,7 @@ class AdmissionDepth:
         self._spare: list[int] = []
 
     def max_unsettled(self, *, num_steps_left: int) -> int:
-        """Return how many groups may be unsettled at a time: at least those of the next batch.
+        """Return how many groups may be unsettled at a time: at least the groups of the next batch.
 
         Args:
             num_steps_left: Remaining optimizer steps. Groups that no step will use are not sampled.
@@ -63,7 +63,7 @@ class AdmissionDepth:
         return min(bound, self._batch + self._ahead)
 
     def note_batch(self, *, waited_share: float, num_spare: int) -> None:
-        """Correct the depth when a batch has been chosen.
+        """Adjust the number of groups after a batch was chosen.
 
         Args:
             waited_share: Share of the time since the previous batch in which the trainer waited for groups.

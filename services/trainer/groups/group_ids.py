@@ -1,4 +1,4 @@
-"""Names prompt groups: training groups by admission number, evaluation groups so that they are never mixed up.
+"""Builds and parses the ids of prompt groups. An evaluation group never has the id of a training group.
 
     00000042                        training group 42: the same dataset position always has the same id
     eval-0003-00000010-00000007     prompt 7 of the evaluation begun at step 10 by the trainer's incarnation 3
@@ -24,7 +24,7 @@ def training_number(label: str) -> int | None:
 
 
 def evaluation_id(*, incarnation: int, step: int, index: int) -> str:
-    """Return the id of one prompt of one evaluation."""
+    """Return the id of the prompt group for one prompt of one evaluation."""
     return f"{_EVALUATION}{incarnation:04d}-{step:08d}-{index:08d}"
 
 

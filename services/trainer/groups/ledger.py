@@ -23,7 +23,7 @@ _MAX_GROUPS = 10**8
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
-    """A ledger in a checkpoint."""
+    """The form of a ledger in a checkpoint. A pair is the first and last of consecutive group numbers."""
 
     admitted: Count
     trained: list[tuple[Count, Count]]
@@ -31,7 +31,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Ledger:
-    """How each group ended, by admission number.
+    """The outcome of each admitted group, by admission number: trained, dropped with a reason, or in flight.
 
     Args:
         admitted: Numbers below this one have been admitted.
@@ -54,7 +54,7 @@ class Ledger:
             self._dropped.setdefault(reason, set()).add(number)
 
     def revive(self, number: int) -> bool:
-        """Undo the drop of a dead letter that was replayed. Return whether the group had been dropped as one."""
+        """Undo the drop of a group whose dead letter was replayed. Return whether it was dropped as a dead letter."""
         buried = self._dropped.get(DEAD_LETTER, set())
         if number not in buried:
             return False
@@ -71,7 +71,7 @@ class Ledger:
         return [number for number in range(self.admitted) if number not in settled]
 
     def left_over(self) -> list[int]:
-        """Return the numbers that are in flight, or were at the end of the run, oldest first."""
+        """Return the numbers of groups that are in flight, or were when the run ended or was stopped, oldest first."""
         ended = (self._dropped.get(reason, set[int]()) for reason in (RUN_STOPPED, RUN_ENDED))
         return sorted({*self.in_flight()}.union(*ended))
 

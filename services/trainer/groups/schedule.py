@@ -1,4 +1,4 @@
-"""How a run's optimizer steps are divided into batches.
+"""Divides a run's optimizer steps into batches of prompt groups.
 
     batch                 steps_per_generation minibatches of groups_per_step groups, sampled and chosen together
     its steps             num_iterations passes over the minibatches, in the same order each time
@@ -20,7 +20,7 @@ from shared.run_options.run_config import RunConfig
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The size of one batch."""
+    """The size of a whole batch: groups per step, minibatches per batch, and passes over them."""
 
     groups_per_step: int
     steps_per_generation: int = 1
@@ -28,7 +28,7 @@ class BatchShape:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
-        """Return the shape given by a run's options."""
+        """Return the batch size that a run's config sets."""
         return cls(config.groups_per_step, config.steps_per_generation, config.num_iterations)
 
     @property
@@ -37,7 +37,7 @@ class BatchShape:
         return self.steps_per_generation * self.num_iterations
 
     def minibatches(self, *, num_steps_left: int) -> int:
-        """Return the number of minibatches in the next batch of a run with ``num_steps_left``."""
+        """Return the number of minibatches in the next batch if ``num_steps_left`` optimizer steps remain."""
         return min(self.steps_per_generation, num_steps_left)
 
     def groups(self, *, num_steps: int) -> int:
@@ -56,19 +56,19 @@ class RunLength:
     """Optimizer steps that ``max_steps`` counts, but that another run has made. ``total_steps`` is without them."""
 
     def num_left(self, policy_version: int) -> int:
-        """Return how many steps are left at a policy version."""
+        """Return the number of optimizer steps that remain at a policy version."""
         return max(0, self.total_steps - policy_version)
 
 
 def total_steps(config: RunConfig, *, num_rows: int, steps_before: int = 0) -> int:
     """Return ``max_steps`` if set, else the steps of ``num_train_epochs`` passes over the dataset.
 
-    Of a run that continues another, as in transformers, ``steps_before`` of them are made already and are not counted.
+    If the run continues another one, the ``steps_before`` that the other one made are subtracted, as in transformers.
 
     A batch trains ``groups_per_step * steps_per_generation`` rows. To be full, the last batch may begin another pass.
 
     Raises:
-        UserError: The dataset is empty, the learning-rate schedule does not fit the run, or all steps are made.
+        UserError: The dataset is empty, the learning-rate schedule does not fit the run, or no step is left.
     """
     if num_rows < 1:
         raise UserError("the dataset has no rows", field="dataset_name")

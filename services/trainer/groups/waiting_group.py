@@ -1,4 +1,4 @@
-"""A scored group that waits for its batch."""
+"""Defines the scored group that waits in the trainer until a batch uses it."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from shared.messages import ScoredGroup
 
 @dataclass(frozen=True)
 class WaitingGroup:
-    """A scored group that may be trained."""
+    """A scored group, its number, and the policy version that sampled its oldest token."""
 
     number: int
     group: ScoredGroup

@@ -33,7 +33,7 @@ BAD_ROW, PROMPT_TOO_LONG = "bad_row", "prompt_too_long"
 
 
 class UnusableRowError(UserError):
-    """A row of the data set that does not give a prompt. Its drop is counted under ``reason``."""
+    """A row of the data set from which no prompt can be made. Its drop is counted under ``reason``."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -41,7 +41,7 @@ class UnusableRowError(UserError):
 
 
 class PromptRow(Protocol):
-    """A row of the data set."""
+    """A row of the data set: a prompt and its columns, or the problem with it."""
 
     @property
     def prompt(self) -> Prompt:
@@ -50,7 +50,7 @@ class PromptRow(Protocol):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All other columns."""
+        """All columns except the prompt's."""
         ...
 
     @property
@@ -60,10 +60,10 @@ class PromptRow(Protocol):
 
 
 class PromptRows(Protocol):
-    """Maps an admission number to a row, always the same one."""
+    """Maps each admission number to a row of the data set, always to the same one."""
 
     def row_at(self, admission_number: int) -> PromptRow:
-        """Return the row of this number."""
+        """Return the row with this admission number."""
         ...
 
 
@@ -76,18 +76,18 @@ class Encoder(Protocol):
 
 
 class Admission:
-    """Fills the prompts stream.
+    """Adds the rows of a run's data set to its prompts stream, each as one prompt group.
 
     Args:
-        redis: Client of redis_connection.py.
+        redis: Client of the Redis server that has the run's streams.
         keys: The run's keys.
         config: The run's settings.
         rows: The data set.
         encoder: Turns prompts into token ids.
         num_rows: Rows of one pass over the data; 0 if it is unknown.
-        ledger: Admission advances its ``admitted`` counter and drops unusable rows in it.
+        ledger: Counts the admitted groups, and records unusable rows as dropped.
         incarnation: This trainer's incarnation.
-        replica_id: This trainer's name, for the stamps.
+        replica_id: This trainer's name in the time stamps of groups.
     """
 
     def __init__(
@@ -124,19 +124,22 @@ class Admission:
         return len(self._again)
 
     def admit_again(self, numbers: Iterable[int]) -> None:
-        """Put lost groups before all new ones. The bound on groups in flight applies to them too."""
+        """Queue lost groups for `admit`, before all new ones. The bound on groups in flight applies to them too."""
         self._again.extend(number for number in numbers if number not in self._again)
 
     def leave_out(self, numbers: Collection[int]) -> None:
-        """Do not admit these groups again: they arrived after all, because they were being sampled when withdrawn."""
+        """Remove groups from the queue of `admit_again`, because they arrived after all.
+
+        A generator was sampling them when they were withdrawn.
+        """
         if self._again:
             self._again = deque(it for it in self._again if it not in numbers and not self._ledger.is_settled(it))
 
     async def admit(self, count: int) -> list[int]:
         """Admit the next ``count`` usable groups, and return their numbers.
 
-        Unusable rows in between are dropped with their reason. Behind 1,000 of them in a row, fewer are admitted; the
-        same where Redis has no room. Then later calls send one group, until Redis takes it.
+        Unusable rows in between are dropped with their reason. Fewer groups are admitted if 1,000 rows in a row are
+        unusable, or if Redis has no room. In the second case, later calls send one group until Redis accepts it.
 
         Raises:
             UserError: As many rows in a row were unusable as a pass over the data has, and at least 1,000.
@@ -224,14 +227,21 @@ class Admission:
 
 
 def is_full(payloads: Collection[bytes]) -> bool:
-    """Return whether these groups are enough for one call of Redis, which a larger call would keep busy."""
+    """Return whether these payloads fill one Redis call: 256 groups, or 1 MiB. A larger call would block Redis."""
     return len(payloads) >= _MAX_GROUPS or sum(map(len, payloads)) >= _MAX_BYTES
 
 
 async def send_off(
     redis: Redis, keys: RunKeys, incarnation: int, groups: Mapping[str, bytes], *, is_again: bool = False
 ) -> None:
-    """Put groups, payloads by label, on the prompts stream in one step: for the first time, or again if they were lost.
+    """Add groups to the prompts stream in one atomic step.
+
+    Args:
+        redis: Client of the Redis server that has the run's streams.
+        keys: The run's keys.
+        incarnation: This trainer's incarnation.
+        groups: Group id -> payload.
+        is_again: Whether the groups were admitted before and then lost.
 
     Raises:
         FencedError: A newer incarnation owns the run.

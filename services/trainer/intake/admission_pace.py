@@ -1,4 +1,4 @@
-"""Decides how many groups to admit now: as many as the trainer needs; in a pause none, or an occasional test group.
+"""Decides how many prompt groups to admit now. In a pause it admits none, or one test group now and then.
 
     not paused          as many as may be in flight (admission_depth.py)
     paused by user      none
@@ -21,7 +21,7 @@ TEST_GROUP_EVERY_S = 5.0
 
 
 class AdmissionPace:
-    """The admission pace of one run.
+    """Decides how many prompt groups a run admits now, from the number in flight and from whether it is paused.
 
     Args:
         config: The run's settings.
@@ -69,7 +69,7 @@ class AdmissionPace:
         return max(0, self._depth.max_unsettled(num_steps_left=sys.maxsize) - num_scored)
 
     def note_wait(self, waited_s: float) -> None:
-        """Record that the trainer waited because too few groups were scored, in seconds."""
+        """Record that the trainer waited ``waited_s`` seconds because too few groups were scored."""
         self._waited_s += waited_s
 
     def note_pause(self) -> None:

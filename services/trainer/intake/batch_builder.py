@@ -40,13 +40,13 @@ class Batch:
 
 
 class BatchBuilder:
-    """Decides about the waiting groups of one run.
+    """Chooses the batches of one run from its scored groups, and drops groups that cannot be trained.
 
     Args:
         config: The run's settings.
-        scored: The waiting groups.
+        scored: The scored groups that wait for a batch.
         ledger: Records every trained and every dropped group.
-        traces: Records both, too.
+        traces: Records trained and dropped groups as OpenTelemetry traces.
 
     Attributes:
         failures: Recent failures of the reward functions.
@@ -88,13 +88,21 @@ class BatchBuilder:
             self.drop(waiting.number, reason)
 
     def drop(self, number: int, reason: str) -> None:
-        """Settle a waiting group as dropped."""
+        """Record in the ledger that a waiting group is dropped for this reason, and forget the group."""
         self._ledger.record_dropped(number, reason)
         self._dropped_since_batch[reason] = self._dropped_since_batch.get(reason, 0) + 1
         self._traces.dropped(self._scored.remove(number), reason)
 
     def choose(self, *, policy_version: int, started: Mapping[int, int], num_steps_left: int) -> Batch:
-        """Return the groups of the batch that begins at ``policy_version``. They stay waiting until ``take``."""
+        """Drop groups that are too stale, and return the groups of the batch that begins at ``policy_version``.
+
+        The groups stay here until ``take``. The batch is empty, with the reason, if it must wait.
+
+        Args:
+            policy_version: The policy version that the batch begins with.
+            started: Groups that generators have begun to sample: number -> policy version at that time.
+            num_steps_left: Remaining optimizer steps.
+        """
         limit, shape = self._config.max_staleness, self._shape
         wanted = self._wanted(num_steps_left)
         for waiting in self._scored.oldest_first():
@@ -139,7 +147,7 @@ class BatchBuilder:
         return self._shape.minibatches(num_steps_left=num_steps_left) * self._shape.groups_per_step
 
     def take(self, batch: Batch, *, step: int) -> None:
-        """Settle the groups of a batch as trained; the weights contain them since optimizer step ``step``."""
+        """Record the groups of a batch as trained. The weights contain them since optimizer step ``step``."""
         for waiting in batch.groups:
             self._ledger.record_trained(waiting.number)
             self._scored.remove(waiting.number)
@@ -157,7 +165,7 @@ class BatchBuilder:
         return "" if teaches([rollout.rewards for rollout in rollouts], aggregation=aggregation) else ZERO_STD
 
     def _drops(self) -> str:
-        """Return the drops since the last batch: a run that only drops is waiting for its user."""
+        """Return the drops since the last batch as text for the run's status; empty if there are none."""
         if not self._dropped_since_batch:
             return ""
         counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since_batch.items())

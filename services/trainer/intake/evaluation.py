@@ -42,7 +42,7 @@ _AGENTS_IDLE_S = 3600.0
 
 
 class EvalRows(Protocol):
-    """The prompts to evaluate on."""
+    """The data set to evaluate on, by prompt number from 0."""
 
     def __len__(self) -> int: ...
 
@@ -52,16 +52,16 @@ class EvalRows(Protocol):
 
 
 class Evaluations:
-    """The evaluations of one run.
+    """Runs the evaluations of one run: sends their prompts, collects the scored groups, and computes the metrics.
 
     Args:
-        redis: Client of redis_connection.py.
+        redis: Client of the Redis server that has the run's streams.
         keys: The run's keys.
-        config: The run's settings, in steps and not in shares.
+        config: The run's settings, with ``eval_steps`` as a number of steps and not as a share of the run.
         rows: The prompts to evaluate on; None turns evaluation off.
         encoder: Turns prompts into token ids.
         incarnation: This trainer's incarnation.
-        replica_id: This trainer's name, for the stamps.
+        replica_id: This trainer's name in the time stamps of groups.
         length: The run's length, which a user may change. Its last step is evaluated too, as in transformers.
         last_step: Step of the last evaluation that was recorded, or None.
     """
@@ -100,14 +100,14 @@ class Evaluations:
         return self._running is not None
 
     def waiting_for(self) -> str:
-        """Return the progress of the evaluation under way; empty if none is."""
+        """Return the progress of the evaluation under way as text for the run's status; empty if none is."""
         running = self._running
         if running is None:
             return ""
         return f"the evaluation of step {running.step}: {len(running.groups)} of {running.num_prompts} prompts are done"
 
     def is_due(self, policy_version: int) -> bool:
-        """Return whether an evaluation is to begin on this version."""
+        """Return whether an evaluation of this policy version should begin. False while another one is under way."""
         if self._rows is None:
             return False
         if self._running is not None:
@@ -125,10 +125,10 @@ class Evaluations:
         return due or ([total_steps] if last_step < total_steps <= policy_version else [])
 
     def begin(self, policy_version: int) -> str:
-        """Begin an evaluation; ``go_on`` does the rest.
+        """Begin an evaluation of this policy version. Calls of ``go_on`` then send its prompts and collect the groups.
 
         Returns:
-            A message about due evaluations that are not made at their own steps; empty if all are.
+            A message if evaluations became due during the previous one and are therefore late; empty otherwise.
         """
         assert self._rows is not None
         now = time.monotonic()
@@ -148,9 +148,10 @@ class Evaluations:
         return _moved(due, to=policy_version, fell_into=fell_into)
 
     async def go_on(self, arrived: Sequence[ScoredGroup], *, may_send: bool = True) -> "EvaluationResult | None":
-        """Take in arrived groups and send more prompts. Return the result once it is complete or idle too long.
+        """Add arrived groups to the evaluation under way, and send more prompts.
 
-        Without ``may_send``, in a pause, no prompt is sent, and the wait for those in flight has no limit.
+        Returns the result once all groups have arrived, or if none arrived for too long; until then None. Without
+        ``may_send``, in a pause, no prompt is sent, and the wait for prompts in flight has no limit.
 
         Raises:
             FencedError: A newer incarnation owns the run.
@@ -193,7 +194,7 @@ class Evaluations:
         """Send again the groups of the evaluation under way that Redis has lost.
 
         Args:
-            in_hand: Ids of groups that have arrived, and whose results are not taken in yet.
+            in_hand: Ids of groups that have arrived and were not passed to ``go_on`` yet.
 
         Raises:
             FencedError: A newer incarnation owns the run.
@@ -209,7 +210,7 @@ class Evaluations:
         await self._send_unsent(self._running)
 
     async def _send_unsent(self, running: RunningEvaluation) -> bool:
-        """Send the groups that Redis has lost, or had no room for. Return whether it took all of them."""
+        """Send the groups that Redis has lost, or had no room for. Return whether Redis accepted all of them."""
         for label, index in list(running.unsent.items()):
             try:
                 groups = {label: self._payload(label, index)}
@@ -270,7 +271,7 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """A finished evaluation."""
+    """A finished evaluation: its step, its metrics and its scored groups."""
 
     step: int
     """The policy version it began on."""

@@ -1,6 +1,6 @@
-"""Sees external changes to a run in training: takeovers, user requests, groups that were begun or buried.
+"""Reads external changes to a run in training: newer trainers, user requests, and groups that were begun or buried.
 
-    incarnation, wishes, started, dead  --read--> wishes, started; drops in the ledger, losses of an evaluation
+    Redis: incarnation, user requests, begun groups, dead letters --read--> requests, begun groups, drops in the ledger
 
 Redis is read at most twice a second, so a batch is chosen on data up to half a second old. Only ``started`` is read
 again right before a batch is chosen, and everything once more after the last step.
@@ -31,7 +31,7 @@ _PAGE = 64
 
 
 class ExternalChanges:
-    """The state of one run outside its trainer.
+    """Reads the changes that users, other services and newer trainers make to one run in Redis.
 
     Args:
         run: The run, whose record holds the users' requests.
@@ -70,7 +70,7 @@ class ExternalChanges:
         return self.wishes.desired == "stop"
 
     async def read(self, *, at_once: bool = False) -> bool:
-        """Read the state if it is time to or ``at_once``, and return whether it was read.
+        """Read the changes, at most twice a second unless ``at_once``, and return whether they were read.
 
         Raises:
             FencedError: A newer incarnation owns the run.
@@ -86,14 +86,14 @@ class ExternalChanges:
         return True
 
     async def read_started(self) -> None:
-        """Read which groups were begun, and at which version."""
+        """Read which groups generators have begun to sample, and with which policy version."""
         found = await patiently(
             lambda: self._run.redis.hgetall(self._run.keys.started), what="reading what is being sampled", timeout_s=60
         )
         self.started = dict(filter(None, (self._started(*entry) for entry in found.items())))
 
     def _started(self, label: bytes, version: bytes) -> tuple[int, int] | None:
-        """Return a group and its version; None unless it is an admitted training group with a valid version."""
+        """Parse a begun group's number and policy version; None if invalid, or not an admitted training group."""
         number = training_number(label.decode(errors="replace"))
         if number is None or number >= self._ledger.admitted:
             return None

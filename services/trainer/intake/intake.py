@@ -26,14 +26,14 @@ queue gets a checkpoint of its own."""
 
 
 class Intake:
-    """The groups of one run, from admission to the ledger.
+    """Handles the prompt groups of one run, from admission to their outcome in the ledger.
 
     Args:
-        ledger: How every group ended. Everything below shares it.
+        ledger: Records the outcome of every group. Several other arguments share it.
         admission: Sends prompts.
         pace: Decides how many prompts to send.
         scored: The groups that came back.
-        considered_to: Stream id up to which the checkpoint that was resumed from had considered the scored stream.
+        considered_to: Id of the last entry of the scored stream that the checkpoint's trainer had considered.
         batches: Chooses among the groups that came back.
         evaluations: The evaluations of the run, whose groups travel on the same streams.
         pause: Whether the run is paused.
@@ -75,7 +75,7 @@ class Intake:
 
     @property
     def max_steps(self) -> int | None:
-        """The number of optimizer steps that a user gave the run after its submit; None without one."""
+        """The ``max_steps`` that a user set after the run was submitted; None if no user did."""
         return self._changes.wishes.max_steps
 
     async def recover(self) -> None:
@@ -106,7 +106,7 @@ class Intake:
         await self._lost_writes.make_up()
 
     async def admit(self, *, num_steps_left: int) -> None:
-        """Send as many prompts as the trainer needs; in a pause none, or a test group.
+        """Add as many prompts as the trainer needs to the stream; in a pause none, or a single test group.
 
         Raises:
             UserError: The data set has no usable rows.
@@ -147,13 +147,13 @@ class Intake:
         )
 
     async def receive(self) -> None:
-        """Wait a moment for entries of the scored stream."""
+        """Read scored groups from their stream, and wait up to 0.2 s for the first."""
         await self.scored.receive(block_s=_RECEIVE_BLOCK_S)
 
     async def judge_arrivals(self, *, num_steps_left: int) -> None:
-        """Judge the next arrival, or wait a moment for one; then further ones, while a batch lacks groups.
+        """Keep or drop the next arrived group, or wait a moment for one. Continue while a batch lacks groups.
 
-        One arrival at a time: the choice of a batch must not depend on how many arrived together.
+        Arrivals are handled one at a time, because the choice of a batch must not depend on how many arrived together.
         """
         if self.pause.by is not None:
             self.pace.note_pause()
@@ -173,11 +173,11 @@ class Intake:
         return waiting is not None
 
     def waiting_for(self, batch: Batch) -> str:
-        """Return what an empty batch waits for, and what ends the pause, if the run is paused."""
+        """Return the reason why no batch can begin, as text for the run's status; in a pause, also how it ends."""
         return self.pause.waiting_for(batch.waiting_for, test_group_every_s=self.pace.test_group_every_s)
 
     def settle(self, batch: Batch, *, step: int) -> None:
-        """Record the groups of a batch as trained, in the weights since optimizer step ``step``."""
+        """Record the groups of a batch as trained. The weights contain them since optimizer step ``step``."""
         self._batches.take(batch, step=step)
 
     def drop_the_rest(self, reason: str) -> None:
@@ -186,9 +186,10 @@ class Intake:
             self.ledger.record_dropped(number, reason)
 
     def needs_checkpoint(self, *, lacks_room: bool) -> bool:
-        """Return whether settled groups need a checkpoint now to leave their stream.
+        """Return whether to write a checkpoint now, so that the entries of settled groups can leave their stream.
 
-        They make room in Redis, where it ``lacks_room``. A pause, with its failed test groups, may last for days.
+        A checkpoint makes room in Redis if it ``lacks_room``. In a pause, which may last for days, one is also needed
+        after 256 settled groups, such as failed test groups.
         """
         num_unacked = len(self.scored.settled())
         if lacks_room or self._admission.lacks_room:
@@ -196,21 +197,21 @@ class Intake:
         return self.pause.by is not None and num_unacked >= _MAX_UNACKED_WHILE_PAUSED
 
     def is_evaluation_due(self, policy_version: int) -> bool:
-        """Return whether an evaluation is to begin on this version."""
+        """Return whether an evaluation of this policy version should begin. False in a pause."""
         return self.evaluations.is_due(policy_version) and self.pause.by is None
 
     def begin_evaluation(self, policy_version: int) -> str:
         """Begin an evaluation if one is due, but not in a pause.
 
         Returns:
-            A message about due evaluations that are not made at their own steps; empty if all are.
+            A message if evaluations became due during the previous one and are therefore late; empty otherwise.
         """
         return self.evaluations.begin(policy_version) if self.is_evaluation_due(policy_version) else ""
 
     async def advance_evaluation(self) -> EvaluationResult | None:
-        """Receive groups of the evaluation under way, and send more. Return its result once it is complete.
+        """Receive groups of the evaluation under way, and send more prompts. Return its result once it is complete.
 
-        While a user pauses the run, none is sent.
+        While a user pauses the run, no prompt is sent.
         """
         return await self.evaluations.go_on(self.scored.take_evaluated(), may_send=self.pause.by != "user")
 

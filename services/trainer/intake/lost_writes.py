@@ -24,7 +24,7 @@ class LostWrites:
     """Notices when Redis has lost writes of a run, and admits the lost groups again.
 
     Args:
-        redis: Client of redis_connection.py.
+        redis: Client of the Redis server that has the run's streams.
         keys: The run's keys.
         ledger: The groups that were admitted and settled.
         scored: The groups that the trainer has in hand.
@@ -53,7 +53,7 @@ class LostWrites:
         self._restarts = RestartWatch(redis, every_s=every_s)
 
     async def make_up(self) -> None:
-        """Admit missing groups again if the server process has changed since the last call.
+        """Admit missing groups again if the Redis server was restarted or replaced since the last call.
 
         Raises:
             StateLostError: Redis has lost the whole run.

@@ -62,9 +62,10 @@ async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, inc
 
 
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger, *, in_hand: Collection[int] = ()) -> list[int]:
-    """Advance ``ledger.admitted`` past everything admitted, and return the groups that no longer exist anywhere.
+    """Return the unsettled groups that are neither on a stream, nor dead letters, nor ``in_hand`` of the trainer.
 
-    Groups that the trainer has in hand are neither missing nor dropped, even if a consumer buried them.
+    The ledger is updated first: all admitted groups are counted, and dead letters are recorded as dropped. Groups in
+    hand are not dropped, even if a consumer buried them.
     """
     admitted = _numbers(await _members(redis, keys.seen(keys.prompts)))
     ledger.admitted = max([ledger.admitted, *(number + 1 for number in admitted)])
@@ -99,7 +100,7 @@ async def _groups_on(redis: Redis, stream: str) -> set[str]:
 
 
 async def _entries_on(redis: Redis, stream: str) -> list[tuple[str, str]]:
-    """Return (entry id, group id) of everything on a stream."""
+    """Return (entry id, group id) of all entries of a stream."""
     found: list[tuple[str, str]] = []
     after = "-"
     while after:

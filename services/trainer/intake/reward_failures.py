@@ -28,7 +28,7 @@ _ROLLOUTS = ""
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a run should not go on.
+    """The reason to pause a run whose rewards fail.
 
     Attributes:
         reason: A sentence without its full stop.
@@ -55,7 +55,7 @@ class _Judged:
 
 
 class RewardFailures:
-    """The failures in the newest groups of one run.
+    """Counts reward failures in the newest ``reward_failure_window`` groups of one run, and decides when to pause it.
 
     Args:
         config: The run's settings.
@@ -76,7 +76,7 @@ class RewardFailures:
         self._left_out.update(numbers)
 
     def note(self, number: int, outcomes: GroupOutcomes, *, is_scorable: bool) -> None:
-        """Count a judged group.
+        """Count the reward outcomes of a group, whether enough of its completions were scored or not.
 
         Args:
             number: The group's number.
@@ -94,7 +94,7 @@ class RewardFailures:
             self.has_recovered = is_scorable and not self._is_too_often(_worst([judged])[1])
 
     def note_buried(self, number: int, reason: str) -> None:
-        """Count a group that became a dead letter: it was not scored, whichever function is to blame, if any."""
+        """Count a group that became a dead letter as a group without scores. No reward function is blamed."""
         if number in self._left_out:
             return
         self._last_buried = reason[:_MAX_DETAIL]
@@ -112,12 +112,15 @@ class RewardFailures:
         self._test_group, self.has_recovered = None, False
 
     def last_failure(self) -> str:
-        """Return the last failure of what fails most often, or of a buried group; empty if neither."""
+        """Return the last failure of the function that fails most often, or the reason of the last dead letter.
+
+        Lost rollouts count as failures of one more function. Returns an empty string if nothing failed.
+        """
         name, _ = _worst(self._judged)
         return self._last_buried if name is None else self._last_failures.get(name, "")
 
     def verdict(self) -> Verdict | None:
-        """Return why the run should not go on. None if it should, or if the window is not full."""
+        """Return the reason to pause the run; None if there is none, or if too few groups were counted so far."""
         count = len(self._judged)
         if count < self._config.reward_failure_window:
             return None

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class RunPause:
-    """Whether one run is paused.
+    """Pauses and resumes one run, and stores the pause in Redis.
 
     Args:
         store: Stores the pause.
@@ -80,7 +80,7 @@ class RunPause:
             await self._go_on(self._pause, why)
 
     def waiting_for(self, batch_waits_for: str, *, test_group_every_s: float) -> str:
-        """Return what the run waits for, including what ends its pause."""
+        """Return the reason why the run waits, as text for its status; in a pause, also how the pause ends."""
         if self._pause is None:
             return batch_waits_for
         if self._pause.by == "user":
@@ -95,7 +95,7 @@ class RunPause:
         )
 
     def _why_over(self, pause: Pause, wishes: Wishes) -> str:
-        """Return why a pause is over; empty if it is not."""
+        """Return why a pause is over; empty if it is not over."""
         if wishes.desired == "run" if pause.by == "user" else wishes.num_resumes > pause.num_resumes:
             return "a user resumed it"
         if pause.by == "rewards" and self._failures.has_recovered:

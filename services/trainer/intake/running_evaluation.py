@@ -1,6 +1,6 @@
-"""One evaluation under way: the groups in flight, the groups that came back, and TRL's metrics of them.
+"""Keeps the state of one evaluation under way: groups in flight, groups that came back, and their metrics as in TRL.
 
-Never sends or reads anything; evaluation.py does.
+It does no I/O; evaluation.py sends and reads the groups.
 """
 
 import time
@@ -20,7 +20,7 @@ _FEWEST_LOOKS = 5
 
 @dataclass
 class RunningEvaluation:
-    """An evaluation under way."""
+    """An evaluation under way: the groups that it has sent and received, and the time since the last one."""
 
     step: int
     num_prompts: int
@@ -41,14 +41,14 @@ class RunningEvaluation:
     """When they were last counted, in monotonic seconds."""
 
     def see_sign(self) -> None:
-        """Restart the deadline of the next group."""
+        """Count the time without a group from now on, because a group arrived or was sent, or none can arrive yet."""
         self.waited_s, self.looked_at = 0.0, time.monotonic()
 
     def is_given_up(self, *, idle_s: float) -> bool:
         """Return whether no group came back for ``idle_s`` seconds.
 
-        The trainer does not look while it trains a batch: results may lie unread, and prompts wait behind the
-        prompts of training. So a long batch counts only as a fifth of the whole wait.
+        The trainer reads no groups while it trains a batch, and prompts of training may delay prompts of evaluation.
+        So the time between two calls counts as at most a fifth of ``idle_s``.
         """
         now = time.monotonic()
         self.waited_s += min(now - self.looked_at, idle_s / _FEWEST_LOOKS)
@@ -56,12 +56,12 @@ class RunningEvaluation:
         return self.waited_s >= idle_s
 
     def ended(self, group_id: str) -> int | None:
-        """Return the index of a group in flight, which then is not in flight any more; None for any other group."""
+        """Remove a group from the groups in flight, and return its prompt's index; None if it is not in flight."""
         self.unsent.pop(group_id, None)
         return self.in_flight.pop(group_id, None)
 
     def add(self, index: int, group: ScoredGroup) -> None:
-        """Add the scored group of a prompt."""
+        """Add the scored group of the prompt with this index."""
         rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])
         self.groups.append(
             TrainedGroup(
@@ -77,7 +77,7 @@ class RunningEvaluation:
         return sorted(self.groups, key=lambda group: group.waiting.number)
 
     def metrics(self, config: RunConfig) -> dict[str, float]:
-        """Return TRL's evaluation metrics over all prompts, and the range of policy versions that sampled them."""
+        """Return TRL's evaluation metrics over all prompts, and the policy versions that sampled them."""
         groups = self.in_order()
         metrics: dict[str, float] = {}
         if groups:
@@ -101,6 +101,6 @@ class RunningEvaluation:
 
 
 def _is_unscored(group: TrainedGroup) -> bool:
-    """Return whether no completion of a group was scored because its reward functions failed, or its rollouts did."""
+    """Return whether no completion of a group has a reward, and a reward function or a rollout failed."""
     given = [reward for rollout in group.waiting.group.rollouts for reward in rollout.rewards]
     return bool(np.isnan(group.rewards_G).all()) and any(is_failure(reward.outcome) for reward in given)

@@ -36,10 +36,10 @@ _Order = tuple[int, int]
 
 
 class ScoredGroups:
-    """The trainer's end of the scored stream.
+    """Reads scored groups from their stream, holds them until they are trained, and acks them after a checkpoint.
 
     Args:
-        redis: Client of redis_connection.py.
+        redis: Client of the Redis server that has the run's streams.
         keys: The run's keys.
         ledger: Tells whether an arriving group is already settled.
         incarnation: This trainer's incarnation; Redis refuses acks of an older one.
@@ -140,7 +140,7 @@ class ScoredGroups:
         bisect.insort(self._arrivals, (_order(delivery.entry_id), waiting), key=lambda arrival: arrival[0])
 
     def consider(self) -> WaitingGroup | None:
-        """Make the next arrival available to be chosen, and return it; None if no arrival is left."""
+        """Make the next arrived group available for batches, and return it; None if no arrival is left."""
         if not self._arrivals:
             return None
         order, waiting = self._arrivals.pop(0)
@@ -163,15 +163,15 @@ class ScoredGroups:
         return arrived
 
     def numbers(self) -> set[int]:
-        """Return the numbers of all groups that are here, considered or not."""
+        """Return the numbers of all arrived groups that are not trained or dropped, considered or not."""
         return self._waiting.keys() | {waiting.number for _, waiting in self._arrivals}
 
     def considered(self) -> set[int]:
-        """Return the numbers of the groups that may be chosen."""
+        """Return the numbers of the groups that a batch may use."""
         return set(self._waiting)
 
     def oldest_first(self) -> list[WaitingGroup]:
-        """Return the groups that may be chosen, ordered by the policy version of their oldest token."""
+        """Return the groups that a batch may use, ordered by the policy version of their oldest token."""
         return sorted(self._waiting.values(), key=lambda waiting: (waiting.oldest_policy_version, waiting.number))
 
     def remove(self, number: int) -> WaitingGroup:
@@ -179,7 +179,7 @@ class ScoredGroups:
         return self._waiting.pop(number)
 
     def settled(self) -> list[Delivery]:
-        """Return the entries of all groups that are settled now: they may be acked after a checkpoint made now."""
+        """Return the stream entries of all settled groups. They may be acked once a checkpoint made now is on disk."""
         return [delivery for delivery in self._unacked if self._ledger.is_settled(int(delivery.group_id))]
 
     async def ack(self, settled: list[Delivery]) -> list[str]:

@@ -12,5 +12,5 @@ training_loop.py          waits for a batch, trains on it, pushes and saves; cal
         checkpoint_saver.py   when to save, and acks the groups of a checkpoint on disk
     reporting.py          progress, steps and evaluations, for users
 
-assembly.py builds these objects for one run; resumed.py loads what the run goes on with.
+assembly.py builds these objects for one run. resumed.py loads its data, its model and its newest checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Builds everything that the training loop of one run drives.
+"""Builds the training loop of one run, with all objects that it uses.
 
 A checkpoint's ledger is compared with the streams before training starts, so that every group is accounted for:
 
@@ -54,7 +54,10 @@ async def assemble(
     lead: Lead | None = None,
     data_roots: FileRoots | None = None,
 ) -> TrainingLoop:
-    """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
+    """Load the run's data and model, resume from its newest valid checkpoint, and return its training loop.
+
+    Every group ever admitted is accounted for: settled, on a stream, a dead letter, or admitted again.
+    """
     config, files = run.config, run.files
     run.room.tell = lambda says: run.starting(f"waiting for {says}")
     inputs = await load_inputs(run, lead=lead, data_roots=data_roots)
@@ -248,5 +251,5 @@ def _seat(run: RunContext) -> StreamConsumer:
 
 
 def consumer_name(incarnation: int) -> str:
-    """Return this incarnation's own name on the scored stream, so that a stale trainer never reads as a newer one."""
+    """Return an incarnation's own consumer name on the scored stream: a stale trainer never reads as a newer one."""
     return f"trainer-{incarnation}"

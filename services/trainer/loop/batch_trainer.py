@@ -70,19 +70,19 @@ class TrainedStep:
 
 
 class BatchTrainer:
-    """Drives the core through one batch after the other.
+    """Makes the optimizer steps of one batch after another. The core computes them.
 
     Args:
-        core: The policy.
+        core: The policy and its optimizer.
         config: The run's settings.
-        length: Its number of optimizer steps, by which learning rates go.
+        length: Its number of optimizer steps, on which learning rates depend.
         run_id: Selects, together with rollout ids, the rollouts whose per-token arrays are kept.
         run_dir: Where a post-mortem is written.
         in_hand: Records which groups are computed on, and which to try by themselves first.
         torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
             ``close`` ends it.
-        wait_for_push: Awaited before each optimizer step. Until it returns, others read the weights. It
-            returns False if they still do, and the process is to end.
+        wait_for_push: Awaited before each optimizer step, because a push reads the weights. It returns False if the
+            process has to end before the push does.
     """
 
     def __init__(
@@ -107,7 +107,10 @@ class BatchTrainer:
         self._wait_for_push = wait_for_push
 
     async def plan(self, groups: Sequence[TrainedGroup], *, num_steps_left: int) -> list[PlannedStep]:
-        """Return the steps of the batch that begins now, scored as far as its steps need."""
+        """Return the optimizer steps of a batch, with the old and reference logprobs that its loss needs.
+
+        Groups that may have killed an earlier rank are first tried one by one.
+        """
         began_at = time.monotonic()
         shape = BatchShape.of(self._config)
         num_steps = min(shape.steps, num_steps_left)
@@ -181,7 +184,7 @@ class BatchTrainer:
         await self._in_hand.acquit(number)
 
     def _wanted_arrays(self, planned: PlannedStep) -> dict[int, str]:
-        """Return row index to rollout id for the rows whose arrays are logged; empty in later passes."""
+        """Map row indices to rollout ids for the rows whose per-token arrays are logged; empty in later passes."""
         share = self._config.log_per_token_share
         if planned.new_groups_after_steps is None or not share:
             return {}

@@ -45,7 +45,7 @@ class CheckpointSaver:
 
     Args:
         writer: Writes to the run's directory.
-        redis: Client of redis_connection.py.
+        redis: Client of the Redis server that has the run's streams.
         keys: Keys of the run.
         incarnation: This trainer's incarnation. Checkpoints of newer incarnations are not touched.
         core: The policy and optimizer to save.
@@ -98,7 +98,7 @@ class CheckpointSaver:
 
     @property
     def saved_step(self) -> int:
-        """The step of the checkpoint that was begun last or resumed from."""
+        """The step of the checkpoint that was begun last, or that the run resumed from."""
         return self._saved_step
 
     def has_checkpoint_of(self, step: int) -> bool:
@@ -106,7 +106,7 @@ class CheckpointSaver:
         return self._sound_step == step
 
     def keep_best(self, step: int | None) -> None:
-        """Do not prune the checkpoint of ``step``."""
+        """Never delete the checkpoint of ``step``, the best one so far. None protects no checkpoint."""
         self._writer.best_step = step
 
     @property

@@ -40,7 +40,7 @@ _MAX_CHARS = 2000
 
 
 class _Record(msgspec.Struct):
-    """The contents of ``in_hand.json``."""
+    """The contents of ``in_hand.json``: the groups that a rank computes on, and the groups that ranks died on."""
 
     groups: list[Count] = []
     """Groups in hand now."""
@@ -53,7 +53,7 @@ class _Record(msgspec.Struct):
 
 
 class GroupsInHand:
-    """The groups that a rank is computing on, and the groups that its predecessors died with.
+    """Records on disk which groups a rank is computing on, and finds the groups that earlier ranks died on.
 
     Args:
         run_dir: The run's directory.
@@ -75,7 +75,7 @@ class GroupsInHand:
 
     @property
     def suspects(self) -> Collection[int]:
-        """Groups to try one by one before they are trained."""
+        """Groups to try one by one before they are trained, because a rank died while it computed on them."""
         return self._record.deaths.keys() - set(self._record.condemned)
 
     @contextlib.asynccontextmanager
@@ -105,7 +105,10 @@ class GroupsInHand:
         await asyncio.to_thread(self._write, list(numbers))
 
     def refuse_condemned(self, group: ScoredGroup) -> None:
-        """Write the post-mortem of a condemned group and raise MessageError, once; do nothing for other groups."""
+        """Raise MessageError for a group on which ranks died twice, the last time only on it. Write its post-mortem.
+
+        The caller buries the group. A replayed group is not refused again.
+        """
         number = training_number(group.prompt.group_id)
         if number is None or number not in self._record.condemned:
             return

@@ -40,11 +40,11 @@ State = Callable[[], dict[str, Any]]
 
 
 class Outflow:
-    """The weights of one run on their way out. Before anything is pushed or saved, the loop connects itself.
+    """Pushes the weights of one run and saves them in checkpoints. The training loop must call `connect` first.
 
     Args:
         core: Has the weights.
-        config: The run's settings, in steps and not in shares.
+        config: The run's settings, with ``save_steps`` as a number of steps and not as a share of the run.
         pushes: Pushes when due.
         saver: Writes checkpoints in the background.
         torch_thread: The thread that touches tensors.
@@ -73,26 +73,26 @@ class Outflow:
         self._is_awaited = False
 
     def connect(self, tasks: asyncio.TaskGroup, *, state: State, then: Callable[[], Awaitable[None]]) -> None:
-        """Set what the loop gives.
+        """Connect the training loop, before the first push or checkpoint.
 
         Args:
-            tasks: Run the pushes, and write the checkpoints. An exception in one cancels the group.
+            tasks: Task group of the pushes and of the tasks that write checkpoints.
             state: Returns the loop's state for a checkpoint.
-            then: Called after each push, and where no generator needed one.
+            then: Awaited after each push, and also if no generator needed one.
         """
         self._tasks, self._state, self._then = tasks, state, then
 
     @property
     def is_pushing(self) -> bool:
-        """Whether a push is under way, or the admission after it."""
+        """Whether a push is under way, or the admission of prompts that follows it."""
         return self._pushing is not None and not self._pushing.done()
 
     def waiting(self) -> Waiting | None:
-        """Return what the run waits for if it waits for a generator or a long push; None if for neither."""
+        """Return a status for users if the run waits for a generator or for a push of over 2 s; otherwise None."""
         return self._long_push() or self.pushes.waiting()
 
     def awaited_push(self) -> Waiting | None:
-        """Return the push that training waits for, if it has taken long; None if training goes on."""
+        """Return a status for users if training waits for a push that has taken over 2 s; otherwise None."""
         return self._long_push() if self._is_awaited else None
 
     def _long_push(self) -> Waiting | None:
@@ -101,7 +101,10 @@ class Outflow:
         return None
 
     async def begin_push_if_needed(self) -> None:
-        """Begin to push the newest weights if a generator does not have them, unless a push is under way."""
+        """Begin to push the newest weights if a generator does not have them, unless a push is under way.
+
+        With several ranks or on a GPU, also wait for the push.
+        """
         if not self.is_pushing:
             self._began_at = time.monotonic()
             self._pushing = self._tasks.create_task(self._push(), name=f"push of version {self._core.policy_version}")
@@ -122,7 +125,10 @@ class Outflow:
                 self._is_awaited = False
 
     async def wait_for_push(self) -> bool:
-        """Wait for the push under way, and return whether it has ended. It has not if this process is to end first."""
+        """Wait for the push under way, and return whether it has ended.
+
+        With one rank, the wait ends early, with False, if this process is asked to end.
+        """
         if self._core.num_ranks > 1:
             await self.finish_push()
         else:
@@ -142,9 +148,9 @@ class Outflow:
         await self.saver.begin(self._tasks, self._torch, self._state)
 
     async def save_if_due(self) -> None:
-        """Save if a multiple of ``save_steps`` has passed since the last checkpoint.
+        """Save if the policy version has reached or passed a multiple of ``save_steps`` since the last checkpoint.
 
-        After the push, which fails if the weights have diverged.
+        Waits for the push first, because it fails if the weights have diverged.
         """
         every = int(self._config.save_steps)
         is_due = self._core.policy_version // every != self.saver.saved_step // every
@@ -152,7 +158,10 @@ class Outflow:
             await self.save()
 
     async def save_in_pause(self) -> None:
-        """Save the weights that a pause may keep for days, unless the newest checkpoint has them. After the push."""
+        """Save the weights in a pause, which may last for days, unless the newest checkpoint has them.
+
+        Waits for the push under way first.
+        """
         is_saved = self.saver.is_writing or self._core.policy_version == self.saver.saved_step
         if not is_saved and await self.wait_for_push():
             await self.save()

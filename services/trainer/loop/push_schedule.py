@@ -1,11 +1,12 @@
-"""Decides when to push weights and what prompt generators score afterwards, and counts the results.
+"""Decides when to push weights, chooses the prompt of the probe that follows, and counts the results.
 
 A push is due when the newest policy version was not pushed yet, or when a live generator does not hold it: a replica
 that starts late, or comes back, is bootstrapped without waiting for the next step. To find out, every replica is asked,
 which takes a good part of a second with hundreds of replicas. As long as it takes less than half a second, asking is
 limited to a tenth of the time.
 
-The prompt of the probe is the beginning of the data set, encoded for the model.
+The probe compares the trainer's and a generator's logprobs of a short prompt after a push. The prompt is the beginning
+of the data set, encoded for the model.
 """
 
 import itertools
@@ -36,16 +37,16 @@ _MAX_REFUSED = 4
 
 
 class Sender(Protocol):
-    """The sending end of the weight push, as weight_sender.py implements it."""
+    """Sends weights from the trainer to the generators. weight_sender.py implements it."""
 
     async def needs_push(self) -> bool:
-        """Return whether a live replica lacks the newest version."""
+        """Return whether a live generator lacks the newest policy version."""
         ...
 
     async def push(
         self, weights: Callable[[], Iterable[Any]], *, policy_version: int, prober: Prober | None = None
     ) -> PushResult:
-        """Push to every live replica; failures are in the result."""
+        """Push a policy version to every live generator. Failures are in the result."""
         ...
 
     async def let_sleep(self) -> None:
@@ -54,10 +55,10 @@ class Sender(Protocol):
 
 
 class PushSchedule:
-    """Pushes when due.
+    """Pushes the newest policy version to the generators when it is due, and keeps the results.
 
     Args:
-        sender: The sending end.
+        sender: Sends the weights.
         run_log: Records every push.
         prober: Computes the expected logprobs of a probe prompt; None: nothing is probed.
         num_pushes: Pushes by earlier incarnations of this run's trainer.
@@ -100,7 +101,7 @@ class PushSchedule:
         return len(self._failed)
 
     def left_out(self) -> dict[str, str]:
-        """Return up to 8 of the replicas that did not get it, each with the reason."""
+        """Return up to 8 replicas that did not get the last pushed version, each with the reason."""
         some = itertools.islice(sorted(self._failed.items()), _MAX_TOLD)
         return {replica_id: reason[:_MAX_REASON_CHARS] for replica_id, reason in some}
 
@@ -169,7 +170,7 @@ class PushSchedule:
             )
 
     async def check_weights(self, *, policy_version: int) -> None:
-        """Raise PushError if the probe, if there is one, shows that the weights have diverged."""
+        """Raise PushError if the weights give logprobs that are not finite. Does nothing in a run without probes."""
         if self._prober is not None:
             await self._prober.finite_logprobs(policy_version)
 
@@ -178,7 +179,7 @@ class PushSchedule:
         await self._sender.let_sleep()
 
     def waiting(self) -> Waiting | None:
-        """Return which generators the run waits for; None if some hold the newest version."""
+        """Return a status for users if no generator holds the newest pushed version; otherwise None."""
         if self._members:
             return None
         if self._pushed_version is None:
@@ -212,7 +213,7 @@ class PushSchedule:
 def make_prober(
     config: RunConfig, core: TrainingCore, encoder: Encoder, rows: PromptRows, *, torch_thread: Executor
 ) -> Prober | None:
-    """Return the prober of a run; None if probing is off, or if no prompt has enough tokens."""
+    """Return the prober, which checks generators' logprobs after a push; None if it is off or no prompt is usable."""
     is_quantised = config.load_in_4bit or config.vllm.get("quantization") is not None
     tolerance = tolerance_of(config.push_probe_tolerance, dtype=config.dtype, is_quantised=is_quantised)
     if tolerance is None:

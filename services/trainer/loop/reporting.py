@@ -51,7 +51,7 @@ _LAST_TRACES_S = 5.0
 
 
 class Reporting:
-    """The reports of one run.
+    """Reports a run's progress, steps and evaluations to its record in Redis, its log files and its trackers.
 
     Args:
         run: The run.
@@ -61,7 +61,7 @@ class Reporting:
         log: The run log to write to.
         trackers: The trackers to report to.
         traces: Traces of groups, which are closed with the trackers.
-        seen_tokens: TRL's num_tokens up to the checkpoint that was resumed from.
+        seen_tokens: TRL's ``num_tokens`` up to the checkpoint that the run resumed from.
         length: Optimizer steps of the run.
         num_rows: Prompts in one pass over the data.
         best: The best checkpoint so far; None if the run does not look for it.
@@ -101,7 +101,7 @@ class Reporting:
         self._waited_s = 0.0
 
     def waits_for(self, what: Waiting | str) -> None:
-        """Note what the run waits for; empty if it does not wait."""
+        """Set the reason for waiting that the next progress reports show; empty if the run does not wait."""
         self._waiting = Waiting("work", what) if isinstance(what, str) else what
 
     async def write_progress_for_ever(self) -> None:
@@ -141,7 +141,7 @@ class Reporting:
         await self.log.event("progress", {"step": progress.step, "waiting_for": progress.waiting_for})
 
     def waited(self, waited_s: float) -> None:
-        """Record time without training. A pause, and tokens that arrive in it, count in no duration and no rate."""
+        """Record time without training. Time and tokens of a pause are left out of all durations and rates."""
         num_tokens = self._intake.scored.take_arrived_tokens()
         if self._intake.pause.by is not None:
             self._step_began_at += waited_s
@@ -150,7 +150,7 @@ class Reporting:
             self._waited_s += waited_s
 
     async def step(self, groups: Sequence[TrainedGroup], trained: TrainedStep) -> None:
-        """Log a step.
+        """Log the metrics of an optimizer step and, if due, its rollouts. Send the metrics to the trackers.
 
         Args:
             groups: The groups of the step's batch.
@@ -182,7 +182,7 @@ class Reporting:
             await self.log.rollouts(step, rows)
 
     async def evaluation(self, result: EvaluationResult) -> None:
-        """Log an evaluation."""
+        """Log the metrics and rollouts of a finished evaluation, and send the metrics to the trackers."""
         stamp = Stamp("evaluated", time.time(), self._run.replica_id)
         rows = rollout_rows(result.groups, step=result.step, policy_version=result.step, trained=stamp)
         await self.log.evaluation(evaluation_line(result), rows)
@@ -235,7 +235,10 @@ class Reporting:
         }
 
     def _logs_rollouts(self, trained: TrainedStep) -> bool:
-        """Whether a multiple of ``log_rollouts_every_steps`` lies between this step and the next with new groups."""
+        """Whether this step's rollouts are logged.
+
+        They are if a multiple of ``log_rollouts_every_steps`` lies between this step and the next with new groups.
+        """
         until, step = trained.planned.new_groups_after_steps, trained.policy_version + 1
         if until is None:
             return False

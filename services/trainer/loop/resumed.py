@@ -1,4 +1,4 @@
-"""Loads what a run begins with, or goes on with: its data, its model, and the state of its newest checkpoint.
+"""Loads a run's data, its model, and the state of its newest checkpoint.
 
 load_inputs  record --> data sets, tokenizer, model
 resume       newest valid checkpoint, or the run's beginning --> the model's weights, the loop's state
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The prompts of a run, and its model as the config names it."""
+    """The data sets, the tokenizer, the model and the length of a run."""
 
     rows: PromptDataset | StreamedDataset
     eval_rows: PromptDataset | None
@@ -50,13 +50,13 @@ class Inputs:
         return max(1, BatchShape.of(config).groups(num_steps=self.length.total_steps))
 
     def rows_left(self, cursor: RowCursor) -> PromptRows:
-        """Return the rows of the run's groups: all rows, or the rows that another run left."""
+        """Return the rows for the run's groups: all rows, or the unused rows of the run that this one continues."""
         return self.rows if cursor == RowCursor() else ContinuedRows(self.rows, cursor)
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """The loop's state in the checkpoint that was resumed from, or at the beginning of the run."""
+    """The training loop's state in the checkpoint that the run resumed from, or at the beginning of the run."""
 
     ledger: Ledger
     num_tokens: int = 0
@@ -67,7 +67,7 @@ class LoopState:
 
 
 def row_cursor(run: RunContext) -> RowCursor:
-    """Return where a run begins in its data: behind the rows of the run that it continues, if it continues one."""
+    """Return the position in the data at which a run begins: row 0, or after the rows of a run that it continues."""
     return RowCursor() if run.record.beginning is None else run.record.beginning.rows
 
 
@@ -90,9 +90,9 @@ async def load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRoo
 
 
 async def resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots | None) -> LoopState:
-    """Load the newest valid checkpoint into the core, if there is one, and return the loop's state in it.
+    """Load the newest valid checkpoint into the core (model and optimizer), and return the loop's state in it.
 
-    Without one, the core gets the state that the run begins with.
+    Without one, load the source of ``resume_from_checkpoint`` if it is set, and return an empty state.
     """
     await asyncio.to_thread(lambda: remove_leftovers(run.files.checkpoints, incarnation=run.incarnation))
     checkpoint = await asyncio.to_thread(newest_valid, run.files.checkpoints)
@@ -109,7 +109,7 @@ async def resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots |
 
 
 async def open_log(run: RunContext, core: TrainingCore, *, is_resumed: bool) -> RunLog:
-    """Return the run's log without the steps that are going to be repeated, and tell watchers about these."""
+    """Open the run's log, and remove the lines of steps that will be repeated. Watchers get a message about them."""
     run_dir = run.files.run_dir
     await run.room.write(
         lambda: (run_dir / "rollouts").mkdir(parents=True, exist_ok=True), what="its logs", where=run_dir

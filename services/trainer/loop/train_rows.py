@@ -61,7 +61,7 @@ def minibatches(
 
 
 def make_minibatch(groups: Sequence[TrainedGroup], config: RunConfig) -> Minibatch:
-    """Return the rows of the groups, in order."""
+    """Return a minibatch of these groups, with the training rows of their scored rollouts in order."""
     rows: list[TrainRow] = []
     origins: list[tuple[Rollout, Row]] = []
     num_masked = 0

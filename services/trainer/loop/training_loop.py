@@ -51,8 +51,9 @@ class TrainingLoop:
     Args:
         core: The policy and its optimizer.
         trainer: Makes the optimizer steps of a batch.
-        intake, outflow: The groups and the weights of the run, as drawn above.
-        reporting: Tells users about progress, steps and evaluations.
+        intake: Admits prompts, receives scored groups and chooses batches.
+        outflow: Pushes the weights to generators and saves them in checkpoints.
+        reporting: Reports progress, steps and evaluations to users.
         terminate: Set when this process is asked to end. The run itself goes on in the next trainer process.
         rows: The rows that the run began with, for its checkpoints.
         length: Optimizer steps of the run. A user's change is read between batches, and holds from the next one on.
@@ -87,7 +88,7 @@ class TrainingLoop:
 
     @property
     def ledger(self) -> Ledger:
-        """How every group ended so far."""
+        """The record of how every admitted group ended: trained, or dropped with a reason."""
         return self.intake.ledger
 
     @property
@@ -163,7 +164,10 @@ class TrainingLoop:
             self.reporting.waited(time.monotonic() - began_at)
 
     async def _next_batch(self, num_steps_left: int) -> Batch:
-        """Choose the next batch. It is empty while the weights must stay as an evaluation measures them."""
+        """Choose the next batch.
+
+        In a run that looks for its best checkpoint, it is empty during an evaluation: the weights must not change.
+        """
         if self.best is not None and self.intake.evaluations.is_running:
             return Batch((), waiting_for=self.intake.evaluations.waiting_for())
         return await self.intake.next_batch(policy_version=self.core.policy_version, num_steps_left=num_steps_left)
@@ -171,7 +175,7 @@ class TrainingLoop:
     async def _train_on(self, batch: Batch) -> None:
         """Make the steps of one batch. After the last step, settle its groups and begin the push of the weights.
 
-        No step is made if this process is to end before the last push.
+        No step is made if this process is asked to end while the first step waits for the previous push.
         """
         self.reporting.waits_for("")
         await self.outflow.let_sleep()
@@ -243,9 +247,10 @@ class TrainingLoop:
         self.outflow.saver.keep_best(self.best.step)
 
     async def _read_changes(self, *, may_go_on: bool = False) -> None:
-        """Read what has changed outside: requests to stop, pause or train longer, new generators, buried groups.
+        """Read external changes: requests to stop, pause or train longer, new generators, buried groups.
 
-        With ``may_go_on``, a run without steps left may get more, because nothing of its end has begun.
+        With ``may_go_on``, a user may still raise ``max_steps`` of a run without steps left, because its end has not
+        begun.
         """
         is_last_look = may_go_on and not self._num_steps_left()
         if is_last_look:
@@ -259,7 +264,7 @@ class TrainingLoop:
             await self.outflow.begin_push_if_needed()  # a generator may have joined
 
     async def _admit(self) -> None:
-        """Send the prompts that there is room for, after a push: before it, older weights would sample them."""
+        """Admit as many prompts as allowed. Called after a push, because before it, older weights would sample them."""
         if not (self._terminate.is_set() or self.intake.should_stop or self.stops_early):
             await self.intake.admit(num_steps_left=self._num_steps_left())
 
@@ -267,7 +272,7 @@ class TrainingLoop:
         return self._length.num_left(self.core.policy_version)
 
     def _follow_max_steps(self, max_steps: int | None) -> None:
-        """Change the length of the run if a user did. A step that is waited for is made all the same."""
+        """Apply a user's new ``max_steps``. If steps were left before, at least one more is made."""
         if max_steps != self._new_max_steps and max_steps is not None:
             num_more = min(1, self._num_steps_left())
             self._length.total_steps = max(max_steps - self._length.steps_before, self.core.policy_version + num_more)

@@ -1,1 +1,1 @@
-"""The objective: advantages, losses, off-policy corrections. Pure functions."""
+"""The mathematics of the training objective: advantages, losses and off-policy corrections. No I/O."""

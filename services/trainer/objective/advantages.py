@@ -44,12 +44,12 @@ def combined_rewards(rewards: GroupOutcomes) -> Rewards:
 
 
 def is_scorable(rewards_G: Rewards, *, min_scored: int = 2) -> bool:
-    """Whether enough completions are scored. At least two are needed for a comparison."""
+    """Whether at least ``min_scored`` completions have a reward. Two are needed for a comparison."""
     return int(np.isfinite(rewards_G).sum()) >= min_scored
 
 
 def teaches(rewards: GroupOutcomes, *, aggregation: Aggregation) -> bool:
-    """Whether the completions of a group differ: in their sums or, with normalize_then_sum, in any function."""
+    """Whether rewards differ within a group: their weighted sums or, with normalize_then_sum, any function's values."""
     if aggregation == "sum_then_normalize":
         return not _all_equal(combined_rewards(rewards))
     values_GF, _ = _values_and_weights(rewards)

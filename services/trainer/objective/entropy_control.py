@@ -43,7 +43,7 @@ def high_entropy_threshold(entropies_N: Tensor, *, top_entropy_quantile: float) 
 
 
 class EntropyControl:
-    """The coefficient of the entropy bonus, constant or adaptive. There is one per run, equal on all ranks."""
+    """Keeps the coefficient of the entropy bonus, constant or adaptive. There is one per run, equal on all ranks."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class EntropyControl:
         return self._coef
 
     def update(self, stats: TokenStats) -> None:
-        """Adapt to a finished step. ``stats`` covers the whole step, over all ranks."""
+        """Adapt the coefficient after a step, if control is adaptive. ``stats`` covers the step over all ranks."""
         if not self._config.use_adaptive_entropy or not stats.num_bonus_tokens:
             return
         self._last_entropy = stats.bonus_entropy_sum / stats.num_bonus_tokens
@@ -80,9 +80,10 @@ class EntropyControl:
         }
 
     def load_json(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `to_json` returned. The coefficient stays between the config's bounds.
+        """Restore the state that `to_json` returned. The coefficient is clamped to the config's bounds.
 
-        It is the config's without adaptive control, here or in the run that wrote the state, and before its first step.
+        The config's own coefficient stays if control is not adaptive in this run, or if the state has no entropy: the
+        run that wrote it had no adaptive control, or no step yet.
 
         Raises:
             HeadraceError: The state was not written by `to_json`.

@@ -71,7 +71,7 @@ def correction_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSet
 def off_policy_mask(
     trainer_logprobs_BT: Tensor, generator_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, threshold: float
 ) -> Tensor:
-    """Return 0 where the advantage is negative and the policy has moved away from the completion, else 1.
+    """Return 0 where the advantage is negative and the policy has diverged from the sampling policy, else 1.
 
     The divergence is the completion's mean of log pi_gen - log pi in nats, compared with ``threshold`` (DeepSeek-V3.2,
     arXiv 2512.02556, equation 9). The result has the shape of the advantages.

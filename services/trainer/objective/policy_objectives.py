@@ -1,8 +1,8 @@
-"""The term of each token, to be minimised, for each loss type: a function of ratio and advantage. Pure.
+"""Computes each token's term of the loss, to be minimised, from importance ratio and advantage, for each loss type.
 
 Ratios and advantages are (B, T), or (B, 1) if one value holds for the whole completion. Terms have the larger shape of
-the two. Masks only select what is counted in the statistics here. Masking terms, off-policy corrections and
-denominators are loss.py's business.
+the two. Here, masks only select the tokens that the statistics count. loss.py masks the terms, corrects them for
+off-policy sampling, and divides their sum.
 
     r  ratio of the policy in training to the policy of the batch's beginning       A  advantage
     B  sequences in a microbatch                                                    T  sampled tokens
@@ -30,7 +30,7 @@ def objective(
     weights: Tensor | None,
     settings: LossSettings,
 ) -> tuple[Tensor, Values]:
-    """Return the loss type's terms, (B, T) or (B, 1), and the statistics that only this loss type has."""
+    """Return the terms of the configured loss type, (B, T) or (B, 1), and the statistics that only this type has."""
     if settings.loss_type == "sapo":
         return sapo(ratio, advantages_BT, settings), {}
     if settings.loss_type == "cispo":
@@ -89,10 +89,9 @@ def cispo(ratio: Tensor, advantages_BT: Tensor, trainer_logprobs_BT: Tensor, set
 
 
 def sapo(ratio: Tensor, advantages_BT: Tensor, settings: LossSettings) -> Tensor:
-    """Return ``-sigmoid(tau (r - 1)) 4 / tau A``: a soft gate instead of the clip.
+    """Return ``-sigmoid(tau (r - 1)) 4 / tau A``: a soft gate instead of the clip (SAPO, arXiv 2511.20347).
 
-    SAPO (arXiv 2511.20347); tau is ``sapo_temperature_pos`` where A > 0, else
-    ``sapo_temperature_neg``.
+    tau is ``sapo_temperature_pos`` where A > 0, else ``sapo_temperature_neg``.
     """
     positive = torch.full_like(advantages_BT, settings.sapo_temperature_pos)
     negative = torch.full_like(advantages_BT, settings.sapo_temperature_neg)

@@ -1,4 +1,4 @@
-"""Sums over the sampled tokens of a step, from which its metrics are computed.
+"""Keeps sums over the sampled tokens of a step, and computes the step's metrics from them.
 
     microbatch --of_tensors--> TokenStats --+--> TokenStats --metrics()--> TRL's names and numbers
     other rank --from_floats------------------^
@@ -76,7 +76,7 @@ class TokenStats:
 
     @classmethod
     def of_tensors(cls, values: Values) -> Self:
-        """Return the stats with these fields, copied from the device in one transfer."""
+        """Return stats with these field values. All tensors are copied from the device in one transfer."""
         on_device = [value.detach().double() for value in values.values() if isinstance(value, Tensor)]
         arrived = iter(torch.stack(on_device).cpu().numpy() if on_device else ())
         return cls(
@@ -97,7 +97,7 @@ class TokenStats:
 
     @classmethod
     def from_floats(cls, floats: Sequence[float]) -> Self:
-        """Return the stats that `to_floats` was called on."""
+        """Return the stats whose `to_floats` gave this list."""
         return cls(*map(float, floats))
 
     def metrics(self) -> dict[str, float]:
@@ -157,13 +157,13 @@ def _combine(name: str, mine: float, theirs: float) -> float:
 
 
 def count_terms(is_true: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of terms and of true terms, which are tokens (B, T) or completions (B, 1)."""
+    """Count all terms, and those for which ``is_true`` holds: tokens if its shape is (B, T), completions if (B, 1)."""
     counts = mask_BT.amax(1, keepdim=True) if is_true.shape[1] == 1 else mask_BT
     return counts.sum(), (is_true * counts).sum()
 
 
 def true_shares(is_true: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return each completion's share of true terms, (B,)."""
+    """Return, for each completion, the share of its terms for which ``is_true`` holds, (B,)."""
     if is_true.shape[1] == 1:
         return is_true.squeeze(1).to(mask_BT.dtype)
     return (is_true * mask_BT).sum(1) / mask_BT.sum(1).clamp(min=1)

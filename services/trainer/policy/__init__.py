@@ -1,4 +1,4 @@
-"""The policy in training. Rows take this path, on every rank:
+"""The model in training: its passes, optimizer steps and weights. On every rank, rows of token ids take this path:
 
 policy_core.py            accumulates gradients, and makes the optimizer step; training_core.py is its interface
 rank_plan.py              which rank computes which rows, and in which passes

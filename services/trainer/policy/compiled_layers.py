@@ -4,8 +4,8 @@
               graph               not compiled       graph
 
 Each layer is compiled by itself: the recomputation of activations and the gathering of sharded weights stay outside.
-All layers share their graphs. Sizes are dynamic, because every pass has another number of tokens.
-The packed attention, which loops over rows of any lengths, would be compiled anew for each pass, and is left out.
+All layers share their graphs. Sizes are dynamic, because every pass has a different number of tokens.
+The packed attention loops over rows of any lengths. It would be compiled again for each pass, so it is left out.
 """
 
 import logging
@@ -25,7 +25,7 @@ _GRAPHS_PER_LAYER = 64
 
 
 def compile_layers(lm: Any, config: RunConfig, *, device: torch.device) -> None:
-    """Compile the layers in place, at their first pass. Names of parameters stay as they are.
+    """Have torch.compile compile each decoder layer in place, at its first pass. Parameter names do not change.
 
     Raises:
         UserError: The backend does not work here, or the model does not name its decoder layers.

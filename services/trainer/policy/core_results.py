@@ -1,4 +1,4 @@
-"""Results of the trainer core's methods (policy_core.py)."""
+"""Return types of PolicyCore, the model in training: logprobs of rows, loss statistics, step statistics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ TokenArray = npt.NDArray[np.float32]
 
 
 class NonFiniteError(HeadraceError):
-    """The loss or its gradient is not finite. The weights are as they were before the step.
+    """The loss or its gradient is NaN or infinite. The weights are as they were before the step.
 
-    All ranks raise it together.
+    All training ranks raise it in the same call.
     """
 
     def __init__(self, message: str, *, row_indices: tuple[int, ...] = ()) -> None:
@@ -27,7 +27,7 @@ class NonFiniteError(HeadraceError):
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Logprobs and entropies of one row's sampled tokens."""
+    """Logprobs under policy and reference, and entropies, at each sampled token of one row, in nats."""
 
     trainer_logprobs: TokenArray
     entropies: TokenArray
@@ -37,7 +37,7 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class PerTokenArrays:
-    """The trainer's values at each sampled token of one row."""
+    """Logprob, importance ratio, entropy and advantage at each sampled token of one row, for the rollout log."""
 
     trainer_logprobs: TokenArray
     importance_ratio: TokenArray
@@ -49,7 +49,7 @@ class PerTokenArrays:
 
 @dataclass(frozen=True)
 class AccumulateStats:
-    """Results of one call of `PolicyCore.accumulate`, over all ranks."""
+    """Loss statistics and counts of one call of `PolicyCore.accumulate`. All but ``per_token`` cover all ranks."""
 
     token_stats: TokenStats
     num_rows: int
@@ -63,7 +63,7 @@ class AccumulateStats:
 
 @dataclass(frozen=True)
 class StepStats:
-    """Results of one optimizer step, over all ranks."""
+    """Learning rate, gradient norm and loss statistics of one optimizer step, over all ranks."""
 
     policy_version: int
     """The version after the step."""

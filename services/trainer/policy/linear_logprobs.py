@@ -39,7 +39,10 @@ Its probability is 0 as well, but differences, and products with 0, are NaN for 
 
 @dataclass(frozen=True)
 class HeadTransform:
-    """The map from projection to softmax: ``cap * tanh(scale * x / cap) / temperature``."""
+    """Scale, cap and temperature that are applied to the last projection's output ``x`` before the softmax.
+
+    ``cap * tanh(scale * x / cap) / temperature``, or ``scale * x / temperature`` without a cap.
+    """
 
     scale: float = 1.0
     softcap: float | None = None
@@ -47,7 +50,7 @@ class HeadTransform:
 
     @classmethod
     def of_model(cls, config: Any, *, temperature: float) -> "HeadTransform":
-        """Read the transform from a transformers config, with the field names of TRL's ``add_fused_lm_head``."""
+        """Read scale and cap from a transformers config, with the field names of TRL's ``add_fused_lm_head``."""
         text = config.get_text_config()
         # Models without scaling may have the field with the value None. A value of 0.0 is used as it is.
         for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
@@ -99,7 +102,7 @@ def linear_logprobs(
 
 
 class _LinearLogprobs(torch.autograd.Function):
-    """The autograd function. Tiles come in the same order every time, so equal inputs give equal bits."""
+    """The autograd function of `linear_logprobs`. The order of tiles is fixed, so equal inputs give equal bits."""
 
     @staticmethod
     def forward(
@@ -189,7 +192,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """Logits, divided by the temperature, of some rows and tokens. The next tile overwrites ``z_RU``."""
+    """The logits of some rows and tokens, after scale, cap and temperature. The next tile overwrites ``z_RU``."""
 
     rows: slice
     columns: slice
@@ -203,7 +206,7 @@ class _Tile:
 
 
 class _Head:
-    """Computes tiles of logits one after the other in one buffer."""
+    """The last projection: computes its logits tile by tile, in one buffer."""
 
     def __init__(
         self,
@@ -246,7 +249,7 @@ class _Head:
                 yield _Tile(rows, columns, z_RU, hidden_RH, weight_UH, holds_R, local_R1)
 
     def add_product(self, to: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-        """``to += factor * left @ right``."""
+        """Add ``factor * left @ right`` to ``to`` in place, with sums in at least float32."""
         if self._mixed:
             left = left.to(self._factor_dtype)
             cast(Any, torch.addmm)(to, left, right, alpha=factor, out_dtype=self.sums, out=to)
@@ -274,7 +277,7 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 
 def _corner(buffer: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the upper left corner of the buffer."""
+    """Return the upper left ``rows x columns`` corner of the buffer, as a view."""
     return buffer[:rows, :columns]
 
 

@@ -95,10 +95,10 @@ def file_name(own: str) -> str | None:
 
 
 def pushed_adapters(lm: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the adapters among the model's own tensors, by the names with which generators load them.
+    """Return the adapters among the model's tensors, under the names by which the generators load them.
 
-    The names are as in PEFT's files, except where the model is the text part of a checkpoint: transformers then removes
-    a prefix from the names of its layers, and vLLM, which serves the whole checkpoint, does not.
+    These are the names in PEFT's files, with one exception. If the model is the text part of a larger checkpoint,
+    transformers removes a prefix from the names of its layers. vLLM serves the whole checkpoint, and keeps the prefix.
     """
     from transformers import core_model_loading
 
@@ -115,7 +115,7 @@ def pushed_adapters(lm: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def write_adapters(tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write the adapters' weights file.
+    """Write the adapters to ``adapter_model.safetensors`` in the directory.
 
     Raises:
         OSError: The file could not be written.
@@ -125,7 +125,7 @@ def write_adapters(tensors: dict[str, Tensor], directory: Path) -> None:
 
 
 def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:
-    """Write the files that make adapters loadable beside their weights: their config and the tokenizer.
+    """Write the files needed to load adapters, beside their weights: their config and, if given, the tokenizer.
 
     Raises:
         OSError: A file could not be written.
@@ -142,9 +142,10 @@ def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:
 
 @contextlib.contextmanager
 def dropping(lm: Any, share: float) -> Generator[None]:
-    """Within the block, drop this share of the adapters' inputs. A backward pass that recomputes belongs inside too.
+    """Within the block, apply dropout with rate ``share`` to the adapters' inputs.
 
-    Dropout is off everywhere else, so that the logprobs compared with the generator's come from the same network.
+    A backward pass that recomputes activations belongs inside too. Dropout is off everywhere else, so that the logprobs
+    compared with the generator's come from the same network.
     """
     dropouts = _dropouts(lm) if share else []
     for dropout in dropouts:
@@ -164,7 +165,7 @@ class BaseReference:
 
     @contextlib.contextmanager
     def scoring(self) -> Generator[PolicyModule]:
-        """See reference_policy.Reference."""
+        """Yield the policy's module, with all adapters off within the block."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         layers: list[Any] = [layer for layer in self._module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -182,13 +183,16 @@ class BaseReference:
 
 
 def base_hashes(lm: Any) -> dict[str, int]:
-    """Return the fingerprints of the base for a checkpoint. Earlier releases have only the one in the base's dtype."""
+    """Return two fingerprints of the frozen base for a checkpoint: in bfloat16, and in the dtype it was loaded in.
+
+    Checkpoints of earlier releases have only the second.
+    """
     return {BASE_HASH: fingerprint(lm), OLDER_BASE_HASH: fingerprint(lm, dtype=None)}
 
 
 @torch.no_grad()
 def fingerprint(lm: Any, *, dtype: torch.dtype | None = torch.bfloat16) -> int:
-    """Return a 48-bit hash of the base's weight names, shapes and first elements; 0 if the weights are not here.
+    """Return a 48-bit hash of the base's weight names, shapes and first elements; 0 for a model without weights.
 
     Args:
         lm: The model, with or without adapters.
@@ -208,7 +212,7 @@ def fingerprint(lm: Any, *, dtype: torch.dtype | None = torch.bfloat16) -> int:
 
 
 def linear_layers(lm: Any) -> set[str]:
-    """Return the names of the layers that can have adapters."""
+    """Return the names of the layers that can have adapters: all linear layers but the last projection."""
     head = lm.get_output_embeddings()
     return {
         name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and name and module is not head

@@ -22,7 +22,7 @@ Advantages = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class TrainRow:
-    """One row of a rollout, as input of the loss.
+    """One token sequence of a rollout, prompt included, with the values that its loss needs.
 
     ``loss_mask`` is 1 exactly on the tokens that the policy sampled. Every ``*_logprobs`` has one entry per such token.
 
@@ -112,7 +112,7 @@ class Microbatch:
 
 
 def pack_rows(rows: Sequence[TrainRow], row_indices: tuple[int, ...]) -> Microbatch:
-    """Return the packed arrays of ``rows[i] for i in row_indices``, or of a dummy of two tokens if that is empty."""
+    """Pack ``rows[i] for i in row_indices`` end to end, or a dummy row of two tokens if no index is given."""
     if not row_indices:
         dummy = TrainRow(
             token_ids=np.zeros(2, dtype=np.int32),

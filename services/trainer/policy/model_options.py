@@ -81,10 +81,10 @@ def turn_dropout_off(lm: Any) -> None:
 
 
 def recomputes(lm: Any, config: RunConfig, *, is_alone: bool, device: torch.device) -> bool:
-    """Return whether the backward pass is to recompute activations.
+    """Return whether the backward pass recomputes activations instead of keeping them.
 
-    ``auto`` keeps them if this rank is alone and on a CPU, and they are certainly small, or if the model cannot
-    recompute them. Several ranks must agree, because sharded layers are gathered again to be recomputed.
+    With ``auto``, activations are kept if the model cannot recompute them, or if this is the only rank, on a CPU, and
+    they take at most 2 GiB. Several ranks must agree, because sharded layers are gathered again to be recomputed.
     """
     if config.gradient_checkpointing != "auto":
         return config.gradient_checkpointing
@@ -93,9 +93,9 @@ def recomputes(lm: Any, config: RunConfig, *, is_alone: bool, device: torch.devi
 
 
 def activation_bytes(lm: Any, config: RunConfig) -> float:
-    """Return about how many bytes the backward pass of the fullest pass needs, without recomputation.
+    """Estimate the bytes of activations that the largest pass keeps for its backward pass, without recomputation.
 
-    Infinity for models whose sizes cannot be read, and where attention keeps its scores (varlen_attention.py).
+    Returns infinity if the model's sizes cannot be read, or if its attention keeps scores (varlen_attention.py).
 
     A decoder layer keeps about 8 vectors of its hidden size for a token (norms and residuals), 8 of its attention's and
     5 of its intermediate size, all counted as float32. torch's attention kernel for a CPU keeps no scores.

@@ -1,4 +1,4 @@
-"""Tests whether a model is computed correctly, and whether it can be computed on packed rows.
+"""Tests whether a loaded model computes correct logprobs, also if several rows are packed into one pass.
 
     reference:         the model's own forward, with all of its logits  --+
     one row per pass:  | row |, | other row |                           --+--> equal, or the model is refused
@@ -6,7 +6,7 @@
 
 A model's own metadata is not enough: convolutions and recurrences run across rows, masks are built in many ways, logits
 are scaled under many names, and a mistake gives wrong numbers instead of an error. Therefore two short random rows go
-through the model in each way. During the test, windows and chunks are set so small that the rows are longer.
+through the model in each way. During the test, attention windows and chunks are made smaller than the rows.
 """
 
 import contextlib
@@ -77,7 +77,10 @@ def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bo
 
 
 def _settle_alone(module: PolicyModule, own: list[Logprobs], device: torch.device, tolerance: float) -> None:
-    """Choose the first attention that is correct for single rows. transformers' sdpa is wrong for capped scores."""
+    """Turn packing off, and choose the first attention that gives the model's own logprobs on single rows.
+
+    transformers' sdpa is wrong for capped scores.
+    """
     difference = np.inf
     for attention in module.attentions():
         module.pack_no_more(attention)
@@ -146,7 +149,7 @@ def _logprobs(
 
 @contextlib.contextmanager
 def _small_windows(lm: Any) -> Generator[None]:
-    """Reduce every window in the model's config and layers, so that the test's rows are longer."""
+    """Within the block, limit all attention windows and chunks of the model to 5 tokens, fewer than a test row has."""
     before: list[tuple[Any, str, int]] = []
     for owner in (lm.config.get_text_config(), *lm.modules()):
         for name in _WINDOWS:

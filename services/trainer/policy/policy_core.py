@@ -1,16 +1,15 @@
-"""The trainer's core: a policy that learns through two calls.
+"""The model in training, with its optimizer, learning-rate schedule, policy version and checkpoint state.
 
     rows --score()--> logprobs of policy and reference, for the rows of a batch
     rows --accumulate()--> gradients of the rows' part of the step's loss, and statistics
            step()      --> gradients --clip--> optimizer --> policy version + 1
 
-This module holds the state that outlives a call: optimizer, schedule, policy version, checkpoint. run_models.py creates
-the models, and rank_passes.py computes on rows.
+A row is one token sequence of a rollout. run_models.py creates the models, and rank_passes.py computes on rows.
 
-Losses are normalised by totals of the whole step (loss.py), so gradients are plain sums. How rows are distributed over
-calls, passes and ranks changes only rounding. Numbers that are not finite never reach the weights. The core knows
-nothing of streams, groups, rewards and staleness; a training loop drives it. With several ranks each has one core, and
-every method is called on all of them in the same order.
+Losses are normalised by totals of the whole step (loss.py), so gradients are plain sums. The distribution of rows over
+calls, passes and ranks changes only rounding. Numbers that are not finite never reach the weights. This module knows
+nothing about streams, groups, rewards or staleness: a training loop drives it. With several ranks, each has one
+PolicyCore, and every method is called on all of them in the same order.
 """
 
 import math
@@ -98,7 +97,7 @@ class PolicyCore:
 
     @property
     def num_ranks(self) -> int:
-        """See TrainingCore."""
+        """Number of training ranks that take part in each call."""
         return self._ranks.size
 
     @property
@@ -124,11 +123,11 @@ class PolicyCore:
 
     @property
     def has_router_loss(self) -> bool:
-        """Whether the loss has a term that balances the experts of the model."""
+        """Whether the loss has a load-balancing term for the experts of the model."""
         return self._passes.has_router_loss
 
     def score(self, rows: Sequence[TrainRow], *, plan: Sequence[Slot] | None = None) -> list[Scores]:
-        """Return the present logprobs of policy and reference, and the policy's entropies, for each row.
+        """Return each row's logprobs under policy and reference, and the policy's entropies, with the current weights.
 
         Args:
             rows: Rows in any order and number.
@@ -140,7 +139,7 @@ class PolicyCore:
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
         """Return the logprob of every token but the first, at temperature 1, under the present weights.
 
-        May be called from any thread, but not during another call. With one rank, its weights may be read meanwhile.
+        May be called from any thread, but not during another call. With one rank, the weights may be read meanwhile.
         """
         return self._passes.probe(token_ids)
 
@@ -152,7 +151,7 @@ class PolicyCore:
         plan: Sequence[Slot] | None = None,
         per_token: bool | Collection[int] = False,
     ) -> AccumulateStats:
-        """Add the gradients of the rows' part of the loss to the gradients of the next step.
+        """Compute the loss of the rows, and add its gradients to the gradients of the next optimizer step.
 
         Args:
             rows: Rows in any order and number. With ``top_entropy_quantile`` below 1, pass all rows of the step in one
@@ -233,15 +232,15 @@ class PolicyCore:
         return self._clip(math.inf)
 
     def discard(self) -> None:
-        """Discard everything accumulated for the next step."""
+        """Discard the gradients and statistics accumulated for the next step."""
         self._optimizer.zero_grad(set_to_none=True)
         self._accumulated = TokenStats()
         self._has_accumulated = False
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """Copy the state that `load_state` needs, and return a future that is done when it is in the directory.
+        """Copy the state that `load_state` needs, and return a future that is done when all ranks have written it.
 
-        The directory must exist.
+        The directory must exist. Training may continue as soon as this returns.
 
         Raises:
             OSError: The state could not be written. The future may raise it too.
@@ -257,7 +256,7 @@ class PolicyCore:
         )
 
     def load_state(self, directory: Path) -> None:
-        """Restore, bit for bit, the state of the core that wrote the directory.
+        """Restore weights, optimizer, schedule and random state from a checkpoint directory, bit for bit.
 
         Raises:
             HeadraceError: The directory belongs to another model.
@@ -268,9 +267,9 @@ class PolicyCore:
         self._follow_schedule_of(self._total_steps)  # the run may have another length than the one that wrote it
 
     def begin_from(self, directory: Path) -> None:
-        """Take over the state of the core that wrote the directory, as policy version 0 of this run.
+        """Start at policy version 0 with the weights, optimizer and schedule of another run's checkpoint.
 
-        The schedule goes on at the step where that core was, with this run's learning rate and length.
+        The schedule continues at the checkpoint's step, with this run's learning rate and length.
 
         Raises:
             HeadraceError: The directory belongs to another model.
@@ -301,7 +300,7 @@ class PolicyCore:
         return numbers
 
     def _follow_schedule_of(self, total_steps: int) -> None:
-        """Continue with the learning rates of a run of ``total_steps``, after those before it."""
+        """Set the learning-rate schedule of a run of ``total_steps`` after the ``_steps_before`` of an earlier run."""
         factor = lr_factor(self._config, total_steps=self._steps_before + total_steps)
         self._scheduler.lr_lambdas = [factor] * len(self._scheduler.base_lrs)
         self._total_steps = total_steps
@@ -314,7 +313,7 @@ class PolicyCore:
             group["lr"] = base_lr * factor(self._scheduler.last_epoch)
 
     def _clip(self, max_norm: float) -> float:
-        """Scale the gradients down to ``max_norm``, and return the norm they had, over all ranks."""
+        """Scale the gradients down to ``max_norm``, and return their previous norm, over all ranks."""
         parameters = list(self._parameters.values())
         for parameter in parameters:
             if parameter.grad is None:

@@ -85,14 +85,15 @@ def unique_tensors(policy: Any) -> dict[str, Tensor]:
 
 
 def hub_tensors(policy: Any) -> dict[str, Tensor]:
-    """Return `unique_tensors` with the names and shapes of checkpoints on the hub."""
+    """Return the model's tensors, tied tensors once, with the names and shapes of its checkpoint on the hub."""
     return on_hub(policy, unique_tensors(policy))
 
 
 def on_hub(policy: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of the model, also of the meta device, with the names and shapes of checkpoints on the hub.
+    """Convert tensors of the model to the names and shapes of its checkpoint on the hub.
 
-    These differ where transformers fuses tensors on loading, as it does for the experts of a mixture.
+    These differ where transformers fuses tensors on loading, for example the experts of a mixture. Tensors on the meta
+    device are converted too.
     """
     from transformers import core_model_loading
 
@@ -101,10 +102,10 @@ def on_hub(policy: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def exact_weights(policy: Any) -> frozenset[str]:
-    """Return the names of the weights that are pushed and saved in their own dtype, whatever the run's is.
+    """Return the names of the weights that are pushed and saved in their own dtype instead of the run's.
 
-    They are the buffers, and what transformers always keeps in float32. The bias by which some routers choose experts
-    is such a weight: after rounding, vLLM would choose others.
+    They are the buffers, and the parameters that transformers always keeps in float32. An example is the bias by which
+    some routers choose experts: with a rounded bias, vLLM would choose other experts.
     """
     patterns: Iterable[str] = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
     kept = re.compile("|".join(rf"(^|\.){pattern}(\.|$)" for pattern in patterns) or "(?!)")
@@ -175,7 +176,7 @@ def save_tensors(policy: Any, tensors: Mapping[str, Tensor], directory: Path) ->
 
 
 def save_description(policy: Any, tokenizer: Any | None, directory: Path) -> None:
-    """Write the files that make float32 weights loadable: config, generation config, tokenizer.
+    """Write the files that are needed to load float32 weights: config, generation config, tokenizer.
 
     Raises:
         OSError: A file could not be written.

@@ -3,8 +3,8 @@
     | row | row row | ... --backbone, each row for itself--> hidden states --sampled positions--> fused last projection
 
 The last projection runs inside ``forward``, so that FSDP gathers tied embeddings once for both of their uses. This
-module decides attention, precision and recomputation. It knows nothing of losses or of the quality of rows. Creating it
-reads no weights, which may not be loaded yet.
+module decides attention, precision and recomputation. It does not compute the policy loss. Creating it reads no
+weights, which may not be loaded yet.
 
 In bfloat16 this is autocast: weights, and sums over tokens, are float32; products are of bfloat16 numbers. If the
 weights are sharded, FSDP's mixed precision may pass bfloat16 copies, and autocast has nothing left to cast.
@@ -40,7 +40,7 @@ PLAIN = "eager"
 
 
 class PolicyModule(nn.Module):
-    """A causal language model that computes packed rows.
+    """Wraps a causal language model: takes packed token ids, returns logprobs and entropies of the sampled tokens.
 
     Args:
         lm: The transformers model, kept as ``.lm``. Its dropout is turned off. With dropout, trainer and generator
@@ -139,7 +139,7 @@ class PolicyModule(nn.Module):
 
     @contextlib.contextmanager
     def exactly(self) -> Generator[None]:
-        """Within the block, compute in float32, and row by row if the attention is varlen_attention.py's."""
+        """Within the block, compute in float32. headrace's own attention (varlen_attention.py) computes row by row."""
         before = self._dtype, self._head_dtype, self._boundaries_device
         self._dtype, self._head_dtype, self._boundaries_device = torch.float32, torch.float32, torch.device("cpu")
         try:
@@ -169,11 +169,11 @@ class PolicyModule(nn.Module):
 
     @property
     def can_compute_exactly(self) -> bool:
-        """Whether the attention in use supports `exactly`."""
+        """Whether the attention in use can compute in float32, as `exactly` does. Flash attention cannot."""
         return not self._attention.startswith("flash_attention")
 
     def attentions(self) -> list[str]:
-        """Return the names of possible attentions, best first. The last one is correct for every model."""
+        """Return the attention implementations to try, best first. The last one is correct for every model."""
         return [self._attention, self._own_attention, PLAIN]
 
     def pack_no_more(self, attention: str) -> None:

@@ -48,7 +48,7 @@ _KeptTokens = dict[int, npt.NDArray[np.bool_]]
 
 @dataclass
 class Learned:
-    """This rank's results of the passes of one call, without other ranks'."""
+    """Loss statistics and faulty rows of this rank's passes in one call of `RankPasses.learn`."""
 
     token_stats: TokenStats = field(default_factory=TokenStats)
     num_pass_tokens: int = 0
@@ -60,7 +60,7 @@ class Learned:
 
 
 class RankPasses:
-    """Makes the passes of one rank.
+    """Makes one rank's forward and backward passes over training rows.
 
     Args:
         policy: The module in training.
@@ -78,7 +78,7 @@ class RankPasses:
 
     @property
     def has_router_loss(self) -> bool:
-        """Whether the loss has a term that balances the experts of the model."""
+        """Whether the loss has a load-balancing term for the experts of the model."""
         return self._policy.router_aux_loss_coef != 0
 
     def plan(self, rows: Sequence[TrainRow], *, learns: bool) -> Sequence[Slot]:
@@ -141,7 +141,7 @@ class RankPasses:
         entropy_coef: float,
         per_token: Collection[int],
     ) -> Learned:
-        """Add the gradients of the rows' part of the loss to the policy's parameters.
+        """Compute the loss of the rows, and add its gradients to the gradients of the policy's parameters.
 
         Args:
             rows: This rank's rows.
@@ -184,7 +184,10 @@ class RankPasses:
         )
 
     def _high_entropy_tokens(self, rows: Sequence[TrainRow], slots: Sequence[Slot]) -> tuple[_KeptTokens, int]:
-        """Return which tokens of each row stay in the policy loss, and their number over all ranks."""
+        """Choose, by their entropy, the tokens that stay in the policy loss.
+
+        Returns a mask over each row's sampled tokens, and the number of chosen tokens over all ranks.
+        """
         entropies = [scores.entropies.astype(np.float64) for scores in self.score(rows, slots, reference=None)]
         everyone = torch.as_tensor(np.concatenate(self._ranks.gather(np.concatenate([np.empty(0), *entropies]))))
         threshold = high_entropy_threshold(everyone, top_entropy_quantile=self._config.top_entropy_quantile)

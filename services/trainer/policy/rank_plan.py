@@ -1,4 +1,4 @@
-"""Splits the rows of a step over training ranks by tokens. Pure.
+"""Distributes the rows of a step over training ranks and forward passes, balanced by tokens. Pure.
 
              pass 0          pass 1          pass 2 (no backward)
     rank 0   [ 7 3 ]         [ 1 9 ]         [ 4 ]
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Slot:
-    """One forward pass of one rank."""
+    """One forward pass of one rank: its rows, and whether a backward pass follows."""
 
     row_indices: tuple[int, ...]
     """Longest row first; empty if the rank only takes part in collectives."""
@@ -68,7 +68,10 @@ _Row = tuple[int, int]
 def _balanced_bins(
     rows: Sequence[_Row], num_ranks: int, max_tokens: int, max_rows: int | None
 ) -> list[tuple[_Row, ...]]:
-    """Return the smallest multiple of ``num_ranks`` bins that holds the rows; some bins may be empty."""
+    """Put the rows into bins of at most ``max_tokens``, in the smallest multiple of ``num_ranks`` bins that works.
+
+    A longer row gets a bin of its own. Some bins may be empty.
+    """
     longest_first = sorted(rows, key=lambda row: (-row[0], row[1]))
     too_long = [(row,) for row in longest_first if row[0] > max_tokens]
     others = longest_first[len(too_long) :]

@@ -1,4 +1,4 @@
-"""A core's view of the other training ranks: their number, and a way to exchange a few numbers with them.
+"""A training rank's interface to the other ranks: their number, their device mesh, and an exchange of small arrays.
 
     rank 0   [a] --+              +--> [a, b, c]
     rank 1   [b] --+-- gather ----+--> [a, b, c]
@@ -51,14 +51,14 @@ class Ranks(Protocol):
 
 
 class SingleRank:
-    """A group of one rank."""
+    """Implements Ranks for a run with one training rank: starts nothing, and never waits."""
 
     rank = 0
     size = 1
     mesh = None
 
     def gather(self, array: Floats) -> list[Floats]:
-        """See Ranks."""
+        """Return this rank's array as the only one."""
         return [array]
 
 

@@ -18,19 +18,19 @@ from shared.run_options.run_config import RunConfig
 
 
 class Reference(Protocol):
-    """The reference: a second model, or the policy with its adapters off."""
+    """The KL term's reference model: a second model, or the policy with its LoRA adapters off."""
 
     def scoring(self) -> AbstractContextManager[PolicyModule]:
-        """Within the block, the module computes the reference's logprobs."""
+        """Yield a module that computes the reference's logprobs within the block."""
         ...
 
     def after_step(self, policy: PolicyModule, policy_version: int) -> None:
-        """Called after each optimizer step of the policy."""
+        """Update the reference if it follows the policy. Called after each optimizer step."""
         ...
 
 
 class FrozenReference:
-    """A second model with the policy's initial weights."""
+    """A second model that starts with the policy's initial weights. With ``sync_ref_model``, it follows the policy."""
 
     def __init__(self, module: PolicyModule, config: RunConfig) -> None:
         self.module = module
@@ -39,7 +39,7 @@ class FrozenReference:
 
     @contextlib.contextmanager
     def scoring(self) -> Generator[PolicyModule]:
-        """See Reference."""
+        """Yield the second model, which needs no preparation."""
         yield self.module
 
     @torch.no_grad()

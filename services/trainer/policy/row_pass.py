@@ -23,7 +23,7 @@ from services.trainer.policy.policy_module import PolicyModule
 
 @dataclass(frozen=True, eq=False)
 class RowPass:
-    """Results of a pass. Entries without a token are zero."""
+    """Logprobs and entropies from one forward pass, one line per row (B, T). Entries without a token are zero."""
 
     microbatch: Microbatch
     logprobs_BT: Tensor
@@ -33,7 +33,7 @@ class RowPass:
     """Load-balancing loss of the experts over the pass's tokens, if requested."""
 
     def by_row(self, *tensors_BT: Tensor) -> list[tuple[TokenArray, ...]]:
-        """Return the tensors' entries for the sampled tokens of each row, as arrays."""
+        """Return, for each row, the entries of the tensors at its sampled tokens, as numpy arrays."""
         seen = torch.stack([tensor_BT.detach().float() for tensor_BT in tensors_BT]).cpu().numpy()
         return [tuple(array_BT[b][mask_T] for array_BT in seen) for b, mask_T in enumerate(self.microbatch.mask_BT)]
 
@@ -47,7 +47,10 @@ def compute(
     with_router_loss: bool = False,
     by_the_model_itself: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return logprobs_M, entropies_M and the router loss of packed rows; see `PolicyModule.forward`."""
+    """Run the module on packed rows, and return logprobs_M, entropies_M and the router loss (None if not asked for).
+
+    The flags are as in `PolicyModule.forward`.
+    """
     logprobs_M, entropies_M, router_loss = module(
         torch.as_tensor(microbatch.input_ids_N, device=device),
         torch.as_tensor(microbatch.position_ids_N, device=device),
@@ -70,7 +73,7 @@ def row_pass(
     with_entropy_grad: bool = False,
     with_router_loss: bool = False,
 ) -> RowPass:
-    """Compute ``rows[i] for i in row_indices``, or a dummy if that is empty."""
+    """Make one forward pass over ``rows[i] for i in row_indices``, or over a dummy row if no index is given."""
     microbatch = pack_rows(rows, row_indices)
     logprobs_M, entropies_M, router_loss = compute(
         module, microbatch, device=device, with_entropy_grad=with_entropy_grad, with_router_loss=with_router_loss
@@ -87,7 +90,7 @@ def row_pass(
 
 
 def in_rows(arrays: Sequence[npt.NDArray[Any] | None], *, device: torch.device) -> Tensor | None:
-    """Return ``tensor_BT`` with one array per row, or None if the rows have no arrays.
+    """Return a (B, T) tensor with one array per row, padded with zeros, or None if no row has an array.
 
     Raises:
         ValueError: Only some of the rows have an array.
@@ -114,7 +117,7 @@ def advantages_in_rows(rows: Sequence[TrainRow], *, device: torch.device) -> Ten
 
 
 def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
-    """Return the rows of the pass with NaN or infinite values; all rows if none has such a value by itself."""
+    """Return the indices of the pass's rows with NaN or infinite values; all of them if no row has one by itself."""
     indices = done.microbatch.row_indices
     seen = done.by_row(done.logprobs_BT, done.entropies_BT)
     faulty = [
@@ -127,7 +130,7 @@ def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
 
 
 def per_token_arrays(rows: Sequence[TrainRow], done: RowPass, wanted: Collection[int]) -> dict[int, PerTokenArrays]:
-    """Return the trainer's values at each token of the wanted rows of the pass."""
+    """Return logprobs, importance ratios, entropies and advantage of the pass's rows in ``wanted``, by row index."""
     seen = done.by_row(done.logprobs_BT, done.entropies_BT)
     with np.errstate(over="ignore"):  # infinite, and logged as null
         return {

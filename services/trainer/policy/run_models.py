@@ -88,7 +88,10 @@ def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device
 def _load_module(
     config: RunConfig, model: str, *, device: torch.device, ranks: Ranks, is_frozen: bool = False
 ) -> tuple[PolicyModule, dict[str, int]]:
-    """Return the module and the hashes of its frozen base: none without a base, and 0 on ranks that read none."""
+    """Load one model, and shard it if there are several ranks. Return it with the hashes of its frozen base.
+
+    The hashes are empty without LoRA, and 0 on ranks that read no weights.
+    """
     revision = config.model_revision if model == config.model else None
     lm = load_policy_on(ranks, model, revision=revision, device=device, **_frozen_base(config, device=device))
     if config.use_liger_kernel:

@@ -37,7 +37,7 @@ def load_policy_on(
     dtype: torch.dtype = torch.float32,
     quantization: Any | None = None,
 ) -> Any:
-    """Return the model to train. With several ranks, pass it to `shard`; only rank 0 has weights then.
+    """Load a model. With several ranks, only rank 0 gets weights, and `shard` distributes them.
 
     Raises:
         UserError: The model cannot be used; the message says why.
@@ -70,7 +70,7 @@ def fetch(model: str, *, revision: str | None) -> None:
 
 
 def shard(module: nn.Module, config: RunConfig, *, ranks: Ranks, device: torch.device) -> None:
-    """Shard a module in place, whose ``lm`` comes from `load_policy_on`. Call it on every rank.
+    """Shard a module in place over the ranks. Its ``lm`` comes from `load_policy_on`. Call it on every rank.
 
     Args:
         module: A module whose forward runs the whole model.
@@ -97,7 +97,7 @@ def shard(module: nn.Module, config: RunConfig, *, ranks: Ranks, device: torch.d
 
 
 def decoder_layers(lm: Any) -> list[tuple[str, nn.Module]]:
-    """Return the layers that transformers never splits over devices, with their names, in order.
+    """Return the decoder layers with their names, in order: the modules that transformers never splits over devices.
 
     Raises:
         UserError: The model does not name such layers.
@@ -123,7 +123,10 @@ def as_float(tensor: Tensor) -> float:
 
 
 def _layer_precision(config: RunConfig) -> MixedPrecisionPolicy:
-    """Return how a layer is gathered. Its inputs are not cast, or the residual stream would lose its float32."""
+    """Return FSDP's mixed precision for a layer: weights gathered in the run's dtype, gradients summed in float32.
+
+    A layer's inputs are not cast, or the residual stream would lose its float32.
+    """
     if config.dtype != "bfloat16":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -144,7 +147,7 @@ def _materialise(module: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def _hand_out(module: nn.Module, full: dict[str, Tensor], device: torch.device) -> None:
-    """Broadcast every weight and buffer from rank 0, in the same order on all ranks."""
+    """Broadcast every weight and buffer from rank 0, in the same order on all ranks. Each rank keeps its shards."""
     for name, parameter in module.named_parameters():
         read = full.pop(name, None)
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device) if read is None else read.to(device)
@@ -164,7 +167,7 @@ def _reshard_without_grad(module: nn.Module, arguments: Any, output: Any) -> Non
 
 
 def _without_weights(model: str, revision: str | None, dtype: torch.dtype) -> Any:
-    """Return the same model on the meta device."""
+    """Create the model from its config on the meta device, without weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from services.trainer.data.prompt_encoder import refuse_own_code, unreadable

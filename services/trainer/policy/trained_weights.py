@@ -29,15 +29,15 @@ class TrainedWeights(Protocol):
         ...
 
     def described(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return meta tensors of the same names, in the dtypes in which they are pushed in a run with ``dtype``."""
+        """Return meta tensors with the names and shapes of `pushed`, in the dtypes that a run with ``dtype`` pushes."""
         ...
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:
-        """Write the files that make a weights file loadable."""
+        """Write the files that are needed to load a weights file: its config and, if given, the tokenizer."""
         ...
 
     def numbers(self) -> dict[str, Any]:
-        """Return further state for a checkpoint, as JSON."""
+        """Return the JSON values that a checkpoint stores to recognise the frozen weights; empty without any."""
         ...
 
     def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:
@@ -46,7 +46,7 @@ class TrainedWeights(Protocol):
 
 
 class AllWeights:
-    """All weights are trained. See TrainedWeights."""
+    """The trained weights of a run without LoRA: the whole model."""
 
     def __init__(self, lm: Any) -> None:
         self._lm = lm
@@ -71,7 +71,7 @@ class AllWeights:
 
 
 class AdapterWeights:
-    """Only adapters are trained. See TrainedWeights.
+    """The trained weights of a LoRA run: only the adapters.
 
     Args:
         lm: A model with adapters.
@@ -110,7 +110,7 @@ class AdapterWeights:
 
 
 class LiveWeights:
-    """The weights to push, on a rank that has all of them. Each call starts a new iteration.
+    """Iterates over the weights to push, on a rank that has all of them. Each call starts a new iteration.
 
     Names are those by which generators load the weights: names of checkpoints on the hub or, for the adapters of a LoRA
     run, names of PEFT's files. Tied weights appear once, and the order is fixed. Floats have the run's dtype, with the
@@ -127,11 +127,11 @@ class LiveWeights:
         self._dtype = dtype
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names with full tensors."""
+        """Yield the name and the tensor of each weight, in the dtype in which it is pushed."""
         described = self._trained.described(self._dtype)
         for name, tensor in self._trained.pushed().items():
             yield name, tensor.to(described[name].dtype)
 
     def described(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same names, dtypes and shapes with meta tensors, without converting anything."""
+        """Yield the names of the weights with meta tensors of their dtypes and shapes, without converting anything."""
         yield from self._trained.described(self._dtype).items()

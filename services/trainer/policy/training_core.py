@@ -1,4 +1,4 @@
-"""The interface of the training loop to a single core (policy_core.py) or the lead of several (lead_core.py)."""
+"""The training loop's interface to the model in training, on one rank (policy_core.py) or several (lead_core.py)."""
 
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TrainingCore(Protocol):
-    """A policy in training. policy_core.PolicyCore documents each method."""
+    """The model in training, as the training loop calls it. policy_core.PolicyCore documents arguments and errors."""
 
     @property
     def policy_version(self) -> int:
@@ -22,7 +22,7 @@ class TrainingCore(Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """Number of training ranks in each call."""
+        """Number of training ranks that take part in each call."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class TrainingCore(Protocol):
         ...
 
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
-        """Return the present logprobs of policy and reference, and the policy's entropies, for each row."""
+        """Return each row's logprobs under policy and reference, and entropies, with the current weights."""
         ...
 
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
@@ -45,7 +45,7 @@ class TrainingCore(Protocol):
         totals: "StepTotals | None" = None,
         per_token: bool | Collection[int] = False,
     ) -> AccumulateStats:
-        """Add the gradients of the rows' part of the loss to the gradients of the next step."""
+        """Compute the loss of the rows, and add its gradients to the gradients of the next optimizer step."""
         ...
 
     def step(self, total_steps: int | None = None) -> StepStats:
@@ -57,7 +57,7 @@ class TrainingCore(Protocol):
         ...
 
     def discard(self) -> None:
-        """Discard everything accumulated for the next step."""
+        """Discard the gradients and statistics accumulated for the next step."""
         ...
 
     def named_weights(self) -> Iterable[tuple[str, Any]]:
@@ -65,17 +65,17 @@ class TrainingCore(Protocol):
         ...
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """Copy the state that `load_state` needs, and return a future that is done when it is in the directory."""
+        """Copy the state that `load_state` needs, and return a future that is done when all ranks have written it."""
         ...
 
     def load_state(self, directory: Path) -> None:
-        """Restore, bit for bit, the state of the core that wrote the directory."""
+        """Restore weights, optimizer, schedule and random state from a checkpoint directory, bit for bit."""
         ...
 
     def begin_from(self, directory: Path) -> None:
-        """Take over the state of the core that wrote the directory, as policy version 0 of this run."""
+        """Start at policy version 0 with the weights, optimizer and schedule of another run's checkpoint."""
         ...
 
     def take_weights(self, directory: Path) -> None:
-        """Take over only the weights in the directory."""
+        """Load only the weights in the directory, without optimizer and schedule."""
         ...

@@ -106,7 +106,7 @@ def packed_attention(
 
 
 def equal_runs(lengths: Sequence[int], *, max_scores: int) -> list[tuple[int, int]]:
-    """Return number and length of the rows of each call: neighbours of equal length share one.
+    """Group neighbouring rows of equal length into attention calls; return number and length of each call's rows.
 
     Passes are sorted by length (rank_plan.py), so that neighbours are often equal.
 
@@ -124,7 +124,7 @@ def equal_runs(lengths: Sequence[int], *, max_scores: int) -> list[tuple[int, in
 
 
 def can_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's own flash attention over packed rows can be used (torch.nn.attention.varlen)."""
+    """Return whether torch's own flash attention over packed rows can be used (torch.nn.attention.varlen)."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

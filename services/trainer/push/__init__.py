@@ -1,4 +1,4 @@
-"""The sending half of the weight push; the pair of the generator's ``receive``. A push takes this path:
+"""The trainer's side of the weight push; services/generator/receive is the other side. A push takes this path:
 
 loop/push_schedule.py         decides when a push is due
 prober.py                     the trainer's logprobs of the probe

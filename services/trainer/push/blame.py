@@ -1,4 +1,4 @@
-"""Waits for all members in a step of a push, and finds which of them are to blame when the step fails.
+"""Waits for the members of a push (its replicas) in each step, and finds those that are to blame when a step fails.
 
     join, begin      all called --one fails, or time is up--> communicator closed --LEAVE_S--> the blamed replicas
     broadcast        all asked, every second and after a failure, whether they are still in the epoch:
@@ -7,7 +7,7 @@
                          several are silent: they get as long again, until only one is silent
 
 Closing the communicator wakes every member blocked in it, and the members get a moment to answer. The moment is needed
-because their own deadlines began when the body reached them, and gloo's deadline starts anew with each peer that
+because their own deadlines began when the request reached them, and gloo's deadline starts anew with each peer that
 arrives. The replicas to blame for a join or a begin are chosen in this order: a replica that was unreachable before the
 close; a replica that stays silent after it; the replicas that reported an error before it.
 
@@ -34,7 +34,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class AttemptError(PushError):
-    """Raised when a step before the commits failed.
+    """One attempt of a push failed before any replica committed it. The sender retries once without ``blamed``.
 
     Attributes:
         blamed: Replica to reason: the replicas that the next attempt leaves out. Empty if no replica stands out.
@@ -46,14 +46,14 @@ class AttemptError(PushError):
 
 
 def time_for_members(left: float) -> float:
-    """Return the part of the time left that members get, in seconds, so that their own error messages arrive."""
+    """Return the timeout to give the replicas, in seconds: less than ``left``, so that their error messages arrive."""
     return max(left - _ANSWER_S, left / 2)
 
 
 def late_at(deadline: float) -> float:
-    """Return the monotonic time from which no replica is blamed.
+    """Return the monotonic time, shortly before the deadline, from which a replica that fails is not blamed.
 
-    All members give up then because one did not come, and innocent ones give up first.
+    If one replica does not come, all others time out at about this time, so their errors do not show which one it was.
     """
     return deadline - 1.5 * _ANSWER_S
 
@@ -61,7 +61,7 @@ def late_at(deadline: float) -> float:
 async def all_answer(
     step: str, calls: Mapping[str, Coroutine[Any, Any, Any]], *, deadline: float, close: Callable[[], None]
 ) -> None:
-    """Run all calls of a step concurrently, and wait for them.
+    """Make a step's calls to all replicas concurrently. If one fails, close the communicator and find the cause.
 
     Args:
         step: ``join`` or ``begin``, for messages.
@@ -106,10 +106,16 @@ async def all_stay(
     deadline: float,
     close: Callable[[], None],
 ) -> _ResultT:
-    """Return the result of the broadcast, and ask the members meanwhile whether they are still in the epoch.
+    """Run the broadcast and return its result. Ask the members every second whether they are still in the epoch.
 
-    Otherwise the broadcast would wait for a stopped process, which keeps its connections. Arguments as for ``who_left``
-    and ``all_answer``.
+    Otherwise the broadcast would wait for a stopped process, which keeps its connections.
+
+    Args:
+        sending: The broadcast.
+        members: The replicas that receive it, by id.
+        attempted: The commit of this epoch, for ``who_left``.
+        deadline: Monotonic deadline of the attempt.
+        close: Closes the communicator.
 
     Raises:
         AttemptError: The broadcast failed, a member has left, or the deadline passed.
@@ -144,9 +150,9 @@ async def all_stay(
 
 
 async def who_left(members: Mapping[str, Member], attempted: CommitRequest, *, patient_until: float) -> dict[str, str]:
-    """Return the members that are to blame, each with a reason; empty if all are still in the epoch.
+    """Ask the members whether they are still in the epoch. Return the members that are not, each with a reason.
 
-    They have ``LEAVE_S`` to answer.
+    They have ``LEAVE_S`` seconds to answer. If none has left, the members that do not answer are returned.
 
     Args:
         members: The members to ask.
@@ -181,7 +187,7 @@ async def who_left(members: Mapping[str, Member], attempted: CommitRequest, *, p
 
 
 async def until_one_is_silent(tasks: Mapping[str, asyncio.Task[Any]], *, patient_until: float) -> None:
-    """Wait until at most one task is unfinished, for at most ``LEAVE_S`` and until ``patient_until``."""
+    """Wait until at most one task is unfinished, but no longer than ``LEAVE_S`` seconds or ``patient_until``."""
     until = min(time.monotonic() + LEAVE_S, patient_until)
     while len(silent := [task for task in tasks.values() if not task.done()]) > 1:
         left = until - time.monotonic()

@@ -1,4 +1,4 @@
-"""The sending end of one communicator epoch: rank 0.
+"""The trainer's end, rank 0, of a communicator to the generators' workers: the interface of all transports.
 
     open (listens) --> rendezvous (waits for all other ranks) --> broadcast, broadcast, ... --> close
 
@@ -12,10 +12,10 @@ from shared.control import IpcBuffer
 
 
 class Communicator:
-    """The communicator of a transport without a wire: it has no other ranks, and sends nothing. Wires override it.
+    """Base class of the gloo, ipc and NCCL communicators. For disk and simulated it is used as it is: it sends nothing.
 
     Attributes:
-        is_streamed: Whether weights go through ``broadcast``. If not, the begin body says where the generators find
+        is_streamed: Whether weights go through ``broadcast``. If not, the begin request says where the generators find
             them.
         port: Port at which the other ranks reach this one.
         nccl_unique_id: The 128 bytes, in base64, that the other ranks need to enter NCCL; None for other transports.
@@ -26,17 +26,17 @@ class Communicator:
     nccl_unique_id: str | None = None
 
     def export(self) -> IpcBuffer | None:
-        """Return a handle of the memory that one more worker maps, for ipc; None for other transports."""
+        """Return a handle with which one worker maps the shared GPU buffer of ipc; None for other transports."""
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
-        """Wait until every rank has entered.
+        """Wait until every generator worker has entered the communicator.
 
         Raises:
             PushError: A rank did not enter within ``timeout_s``, or the communicator was closed.
         """
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """Send a uint8 tensor to all ranks. It may still be in transit on return, and must not change meanwhile.
+        """Send a uint8 tensor to all workers. It may still be in transit on return, and must not change meanwhile.
 
         Raises:
             PushError: This chunk or the last one was not received within ``timeout_s``, a rank died, or the
@@ -51,4 +51,4 @@ class Communicator:
         """
 
     def close(self) -> None:
-        """Release all ranks, at once."""
+        """Close the communicator, without waiting for others. Calls blocked in it fail, here and in generators."""

@@ -1,8 +1,8 @@
-"""The communicator epochs of one trainer incarnation, and the steps of a push in the newest of them.
+"""Opens communicators between trainer and generators, numbers them as epochs, and takes pushes through their steps.
 
     same members, same transport                  --> keep the open communicator
     anything else                                 --> close it and open a new one
-    a transport without a wire, a late replica    --> it joins the open communicator
+    disk or simulated, a late replica             --> it joins the open communicator
 
 weight_sender.py draws the steps. Members are called concurrently. If a join, a begin or the broadcast fails, or is
 still under way shortly before the deadline, the communicator is closed, and blame.py finds the replicas that caused it.
@@ -53,7 +53,7 @@ class CommunicatorEpochs:
     ``join``, ``begin`` and ``broadcast`` raise AttemptError when a member fails or the deadline (monotonic) passes.
 
     Args:
-        own: Versions of the trainer, sent in the join body.
+        own: Versions of the trainer, sent in the join request.
 
     Attributes:
         current: Number of the newest epoch; 0 before the first.
@@ -71,11 +71,10 @@ class CommunicatorEpochs:
         self._members: set[str] = set()
 
     def enter(self, fleet: Fleet) -> dict[str, Member]:
-        """Keep the communicator or open a new one, and return the replicas that have to join it: none, all, or late
-        ones.
+        """Keep the communicator or open a new one, and return the replicas that have to join it, which may be none.
 
-        A wire has a fixed set of members, so a new member needs a new epoch. Without a wire, a late replica joins the
-        current epoch and the other members stay.
+        Over gloo, ipc and NCCL, the members of a communicator are fixed, so a new member needs a new epoch. With the
+        other transports, a late replica joins the current epoch and the other members stay.
 
         Raises:
             AttemptError: A new communicator cannot be opened now.
@@ -104,7 +103,7 @@ class CommunicatorEpochs:
         return fleet.ready
 
     async def join(self, newcomers: Mapping[str, Member], *, weight_dir: str | None, deadline: float) -> None:
-        """Have the workers of these replicas enter the communicator, and enter it too.
+        """Have the workers of these replicas enter the communicator, and enter it as rank 0.
 
         ``weight_dir`` is the directory of the run's versions, for disk.
         """
@@ -141,7 +140,7 @@ class CommunicatorEpochs:
         await all_answer("join", calls, deadline=deadline, close=communicator.close)
 
     async def begin(self, members: Mapping[str, Member], parcel: Parcel, *, deadline: float) -> None:
-        """Have the members check the announcement and start to receive."""
+        """Send the members the names, dtypes and shapes to expect, and have them start to receive."""
         body = BeginRequest(
             run_id=self._settings.run_id,
             epoch=self.current,
@@ -160,7 +159,10 @@ class CommunicatorEpochs:
         await all_answer("begin", calls, deadline=deadline, close=self._opened().close)
 
     async def broadcast(self, members: Mapping[str, Member], parcel: Parcel, *, deadline: float) -> str | None:
-        """Send everything, and return its checksum. Without a wire, nothing is sent."""
+        """Send the parcel in chunks, and return the checksum of the full weights. For disk and simulated, send nothing.
+
+        The checksum is None with simulated generators.
+        """
         communicator = self._opened()
         if not communicator.is_streamed:
             return parcel.checksum
@@ -189,7 +191,7 @@ class CommunicatorEpochs:
         probe: Probe | None,
         deadline: float,
     ) -> tuple[dict[str, CommitReply], dict[str, str]]:
-        """Have the members load what they received. Return the replies, and the reason of each failure.
+        """Have the members load the received weights. Return their replies, and the reason of each failure.
 
         A member whose reply shows a wrong version or a failed probe appears in both.
         """
@@ -217,7 +219,7 @@ class CommunicatorEpochs:
         return replies, failed
 
     async def abort(self, members: Iterable[Member], *, reason: str) -> list[ReplicaInfo]:
-        """Close the communicator, have these members give it up, and return the states that they answer with."""
+        """Close the communicator, have these members discard the push, and return the state of each that answers."""
         self.close()
         if not self.current:
             return []  # no replica knows of this push yet
@@ -252,7 +254,7 @@ class CommunicatorEpochs:
 async def _ask_all(
     members: Iterable[Member], ask: Callable[[Replica], Coroutine[Any, Any, _ResultT]]
 ) -> list[_ResultT | HeadraceError]:
-    """Return every member's answer, or the error in its place."""
+    """Ask all members concurrently, and return each answer, or the HeadraceError in its place, in their order."""
 
     async def one(member: Member) -> _ResultT | HeadraceError:
         try:

@@ -1,6 +1,6 @@
-"""Writes versions of the weights to storage that generators read themselves: a transport without a rendezvous.
+"""The disk transport of the weight push: writes policy versions to storage that the generators read themselves.
 
-    publish(parcel): files --> manifest, last --> place, for the begin body
+    publish(parcel): files --> manifest, last --> place, for the begin request
                      full ... delta, delta, delta, full ...     a chain is bounded, and smaller than a full version
 
 A trainer that dies before it writes the manifest leaves a directory that no replica reads, and the next trainer removes
@@ -47,7 +47,7 @@ class _Published:
 
 
 class DiskWriter:
-    """Writes the versions of one run, for one incarnation of its trainer.
+    """Writes policy versions of one run to storage, each in full or as a delta to the previous one.
 
     Args:
         store: The run's directory.
@@ -62,7 +62,7 @@ class DiskWriter:
         """This incarnation's versions, newest last."""
 
     def place_of(self, policy_version: int) -> DiskPlace | None:
-        """Return the place of a version if it is the newest one written and no replica failed to read it; else None."""
+        """Return the location of a version if it was written last and no replica failed to read it; else None."""
         newest = self._published[-1] if self._published else None
         return newest.place if newest is not None and newest.manifest.policy_version == policy_version else None
 
@@ -81,7 +81,7 @@ class DiskWriter:
         )
 
     def publish(self, parcel: Parcel) -> DiskPlace:
-        """Write all files of a version, then its manifest, and return its place.
+        """Write all files of a version, then its manifest, and return its location.
 
         Raises:
             PushError: It cannot be written, or it is a delta whose base is not the newest version.
@@ -150,7 +150,7 @@ class DiskWriter:
 
 
 def _cut(sizes: list[int]) -> Iterator[int]:
-    """Yield the number of tensors in each file."""
+    """Yield the number of tensors in each file, so that a file of several tensors has at most ``FILE_BYTES``."""
     count, total = 0, 0
     for size in sizes:
         if count and total + size > FILE_BYTES:

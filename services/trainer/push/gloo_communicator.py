@@ -1,14 +1,14 @@
-"""The sending end over gloo, and over ipc: gloo for the signals, and a buffer on a GPU for the bytes.
+"""The trainer's end of the gloo and ipc transports. ipc has a shared GPU buffer for the bytes, and gloo for signals.
 
     gloo  chunk --broadcast--> every worker
 
-    ipc   trainer's buffer, exported --join body--> mapped by each worker
+    ipc   trainer's buffer, exported --join request--> mapped by each worker
           chunk --copy--> buffer --gloo: "n bytes are there"--> copied out by each worker --gloo: "taken"--> next piece
 
 ipc is for a GPU that trainer and generators share: NCCL refuses two ranks on one device. gloo carries a few bytes for
-each piece, and brings the deadlines, lifelines and epochs that it already has. The driver's handles are exported as
-bytes and numbers (IpcBuffer). Nothing is pickled; torch's own way of sharing CUDA memory with another process would
-pickle them.
+each piece, and brings the deadlines, the detection of lost processes and the epochs that it already has. The driver's
+handles are exported as bytes and numbers (IpcBuffer). Nothing is pickled; torch's own way of sharing CUDA memory with
+another process would pickle them.
 """
 
 import base64
@@ -61,7 +61,7 @@ class GlooCommunicator(Communicator):
         self._is_closed = False
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
-        """See Communicator."""
+        """Form the gloo group over the store at ``port``, and wait until all generator workers are in it."""
         timeout = timedelta(seconds=timeout_s)
         try:
             # A second connection to our own server: when close() drops the server, this connection is cut and we wake
@@ -78,14 +78,14 @@ class GlooCommunicator(Communicator):
             raise PushError("the communicator was closed while it was formed")
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """See Communicator. While one chunk is sent, the next can be packed."""
+        """Wait for the last chunk, then start to send this one. The next can be packed meanwhile."""
         options = c10d.BroadcastOptions()
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
         data = chunk.cpu()
         self._start(lambda group: group.broadcast([data], options), what="a broadcast")
 
     def finish(self) -> None:
-        """See Communicator."""
+        """Poll until the last broadcast was received, and raise PushError if it failed or ``close`` was called."""
         sending, self._sending = self._sending, None
         if sending is None:
             if self._is_closed:
@@ -132,7 +132,7 @@ class GlooCommunicator(Communicator):
         _abandoned[:] = [(g, w) for g, w in [*_abandoned, (group, work)] if not w.is_completed()]
 
     def close(self) -> None:
-        """Drop group and store; both close their sockets. Lifelines are connections to the store (gloo_wire.py)."""
+        """Drop group and store; both close their sockets. Workers watch a connection to the store (gloo_wire.py)."""
         self._is_closed = True
         sending, self._sending = self._sending, None
         if sending is not None:
@@ -142,7 +142,7 @@ class GlooCommunicator(Communicator):
 
 
 class IpcCommunicator(GlooCommunicator):
-    """Rank 0 of a gloo group, with a buffer on this thread's current device.
+    """Copies chunks to a shared buffer on this thread's current GPU, and signals the workers over a gloo group.
 
     Args:
         buffer_bytes: Size of the buffer, which stays allocated.
@@ -170,7 +170,7 @@ class IpcCommunicator(GlooCommunicator):
         )
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """See Communicator. A chunk that is larger than the buffer is sent in pieces."""
+        """Copy a chunk to the buffer, in pieces if it is larger, and wait until every worker has taken each piece."""
         deadline = time.monotonic() + timeout_s
         size = self._buffer.numel()
         for start in range(0, chunk.numel(), size):

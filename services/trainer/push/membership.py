@@ -11,8 +11,8 @@ Without a new version, a push is needed again for a replica that
     is late, came back, or missed it    --> yes
     failed                              --> after 5 s, 10 s, ... 5 min; at once with another engine
 
-On wires a push goes to all members, so a replica that always fails would make all the others reload the weights they
-hold, forever. A new version is pushed to all replicas at once, including those with earlier failures.
+Over gloo, ipc and NCCL a push goes to all members, so a replica that always fails would make all the others reload the
+weights they hold, forever. A new version is pushed to all replicas at once, including those with earlier failures.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ LAST_RETRY_S = 300.0
 
 @dataclass(frozen=True)
 class Abilities:
-    """Versions and devices of the trainer's machine.
+    """The trainer's torch and NCCL versions and its GPU, to compare with the generators'.
 
     Attributes:
         nccl_version: None without CUDA.
@@ -41,7 +41,7 @@ class Abilities:
 
 
 def is_ready(info: ReplicaInfo, *, run_id: str) -> bool:
-    """Return whether the replica has this run's model loaded, so that it can be asked to join."""
+    """Return whether the replica has loaded this run's model, so that it can be asked to join a push."""
     return info.run_id == run_id and info.model is not None and info.num_workers > 0
 
 
@@ -150,7 +150,7 @@ def already_serves(info: ReplicaInfo, version: LineageVersion, *, checksum: str 
 
 
 class Retries:
-    """Counts each replica's failures since its last success. All times are monotonic, in seconds."""
+    """Decides when a replica that failed a push may be tried again. All times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failures] = {}

@@ -1,4 +1,4 @@
-"""The sending end over NCCL, between GPUs: rank 0 of an ``NcclGroup``."""
+"""The trainer's end of the NCCL transport, between GPUs: rank 0 of an ``NcclGroup`` with the generators' workers."""
 
 import base64
 from typing import Any
@@ -19,9 +19,9 @@ def nccl_version() -> str | None:
 
 
 class NcclCommunicator(Communicator):
-    """Rank 0, on this thread's current device.
+    """Rank 0 of an NCCL group with the generators' workers, on this thread's current GPU.
 
-    The unique id contains a port of NCCL's own. It is sent in the join body, over an authenticated route.
+    The unique id contains a port of NCCL's own. It is sent in the join request, over an authenticated route.
     """
 
     is_streamed = True
@@ -33,20 +33,20 @@ class NcclCommunicator(Communicator):
         self._device = torch.device("cuda", torch.cuda.current_device())
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
-        """See Communicator."""
+        """Enter the NCCL group, and wait until all generator workers have entered it."""
         with torch.cuda.device(self._device):
             one = torch.zeros(1, device=self._device)
             self._group.enter(_on_gpu(one), world_size=world_size, timeout_s=timeout_s)
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """See Communicator."""
+        """Copy a chunk to the GPU if it is not there, and broadcast it over NCCL."""
         self._group.require_open()
         with torch.cuda.device(self._device):
             chunk = chunk.to(self._device)
             self._group.broadcast(_on_gpu(chunk), timeout_s=timeout_s)
 
     def close(self) -> None:
-        """See Communicator."""
+        """Abort the NCCL group, which makes blocked calls fail. May take seconds."""
         self._group.close()
 
 

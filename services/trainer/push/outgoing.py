@@ -39,10 +39,10 @@ _ResultT = TypeVar("_ResultT")
 
 
 class Outgoing:
-    """The weights that one incarnation of a run's trainer has sent, as far as later pushes build on them.
+    """Prepares the weights of each push: in full, or as deltas to the last sent weights.
 
     Attributes:
-        run_dir: Directory of the run's versions, sent in the join body.
+        run_dir: Directory of the run's versions, sent in the join request.
     """
 
     def __init__(self, settings: PushSettings) -> None:
@@ -58,7 +58,7 @@ class Outgoing:
         self._announced: tuple[Spec, ...] | None = None
 
     async def announce(self, weights: Weights, *, policy_version: int, timeout_s: float) -> Parcel:
-        """Return all ``weights`` with their names, dtypes and shapes. They are not read yet.
+        """Return a parcel of all ``weights`` with their names, dtypes and shapes. Their contents are read later.
 
         Raises:
             PushError: They differ from the last push's, or a name occurs twice.
@@ -78,7 +78,7 @@ class Outgoing:
     async def prepare(
         self, whole: Parcel, *, transport: Transport, staged: Collection[str | None], deadline: float
     ) -> Parcel:
-        """Return what to send.
+        """Return the parcel to send: all weights, or deltas if the run uses them and every member can apply them.
 
         Weights that are compared, or written to disk, are copied and not read again. Others are read by the broadcast.
 
@@ -109,7 +109,7 @@ class Outgoing:
             given_up.set()
 
     async def write(self, parcel: Parcel, *, deadline: float) -> Parcel:
-        """Write a parcel to disk, unless it is there already, and return it with its place.
+        """Write a parcel to disk, unless it is there already, and return it with its location.
 
         Raises:
             AttemptError: The parcel was not written by the deadline, or cannot be written.
@@ -119,22 +119,26 @@ class Outgoing:
         return await self._in_turn(lambda: self._write(parcel), deadline=deadline, what=what)
 
     async def remove_old(self, *, deadline: float) -> None:
-        """Remove files that the newest versions on disk do not need, if a version was written since.
+        """Remove files that the newest versions on disk do not need, if a version was written since the last removal.
 
-        Work past the deadline goes on in its thread, beside the run.
+        A removal that is not done by the deadline continues in its thread.
         """
         if self._has_old:
             with contextlib.suppress(AttemptError):
                 await self._in_turn(self._remove_old, deadline=deadline, what="removing old weights")
 
     def distrust(self) -> None:
-        """Record that a member could not read what is on disk: the next version is full, in a new directory."""
+        """Record that a replica could not read the files on disk: the next version is full, in a new directory."""
         self._is_distrusted = True
 
     def _prepare(
         self, whole: Parcel, transport: Transport, staged: Collection[str | None], given_up: threading.Event
     ) -> Parcel:
-        """Do the work of ``prepare`` in this thread, until ``given_up`` is set: the weights are about to change."""
+        """Do the blocking work of ``prepare``. Stop reading when ``given_up`` is set: the weights are about to change.
+
+        Raises:
+            StoreError: ``given_up`` was set while the weights were read.
+        """
         policy_version, announced = whole.policy_version, whole.announced
         if self._is_distrusted and self._writer is not None:
             self._writer.distrust()
@@ -176,7 +180,7 @@ class Outgoing:
             self._writer.remove_old()
 
     async def _in_turn(self, work: Callable[[], _ResultT], *, deadline: float, what: str) -> _ResultT:
-        """Do ``work`` in a thread, once earlier work has ended.
+        """Do ``work`` in a thread, once earlier work has ended, and return its result.
 
         Raises:
             AttemptError: It was not done by the deadline, or storage refused it.

@@ -1,4 +1,4 @@
-"""Defines what one push sends, packs it into chunks as vLLM's receivers expect them, and computes its checksum.
+"""Describes the tensors of one push, packs them into chunks as vLLM's receivers expect, and computes their checksum.
 
     (name, tensor), (name, tensor), ...  --digest of each-->  uint8 chunk, uint8 chunk, ...
 
@@ -63,7 +63,7 @@ class Parcel:
 
     @property
     def travelling(self) -> tuple[Spec, ...]:
-        """Names, dtypes and shapes on the wire: of the parameters, or of their deltas as uint8 tensors."""
+        """Names, dtypes and shapes of the tensors to send: the parameters, or their deltas as uint8 tensors."""
         if self.sizes is None:
             return self.announced
         sized = zip(self.announced, self.sizes, strict=True)
@@ -71,12 +71,12 @@ class Parcel:
 
 
 def described(weights: Weights) -> NamedTensors:
-    """Return the description of ``weights`` if they have one, else the weights."""
+    """Return ``weights.described()``, which reads nothing, if they have it; else the weights themselves."""
     return weights.described() if isinstance(weights, DescribedWeights) else weights()
 
 
 def announce(weights: NamedTensors) -> tuple[Spec, ...]:
-    """Describe ``weights`` without keeping them. Iterating may convert every tensor, so this is slow.
+    """Return the name, dtype and shape of each weight, in order. Slow if iterating converts every tensor.
 
     Raises:
         PushError: ``weights`` is empty, or a name occurs twice.
@@ -105,7 +105,7 @@ def difference(before: tuple[Spec, ...], now: tuple[Spec, ...]) -> str | None:
 
 
 def pack(weights: NamedTensors, announced: tuple[Spec, ...], *, buffer_bytes: int) -> Iterator[torch.Tensor]:
-    """Yield the chunks of ``weights``, each a new one-dimensional uint8 tensor.
+    """Yield ``weights`` as chunks of about ``buffer_bytes``, each a new one-dimensional uint8 tensor.
 
     Raises:
         PushError: ``weights`` differ from the announcement.
@@ -117,7 +117,7 @@ def pack(weights: NamedTensors, announced: tuple[Spec, ...], *, buffer_bytes: in
 
 
 def checked(weights: NamedTensors, announced: tuple[Spec, ...]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield ``weights`` while they agree with the announcement.
+    """Yield ``weights``, each compared with its announced name, dtype and shape.
 
     Raises:
         PushError: They differ from it.
@@ -135,7 +135,7 @@ def checked(weights: NamedTensors, announced: tuple[Spec, ...]) -> Iterator[tupl
 
 
 class SentDigests:
-    """Digests of the weights that pass through, computed in a separate thread while they are sent.
+    """Computes the checksum of the weights of a push, in a separate thread while they are sent.
 
     The generator's staged_weights.py is the counterpart.
     """
@@ -145,7 +145,7 @@ class SentDigests:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest weights")
 
     def watching(self, weights: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ``weights`` and compute the digest of each."""
+        """Yield ``weights``, and compute the digest of each in the thread."""
         pending: deque[tuple[Future[bytes], int]] = deque()
         for name, tensor in weights:
             self._digests[name] = self._thread.submit(digest, tensor)
@@ -162,7 +162,7 @@ class SentDigests:
 
 
 def digest(tensor: torch.Tensor) -> bytes:
-    """Return the digest of a tensor's bytes, summed on its device."""
+    """Return the digest of a tensor's bytes, computed on the tensor's device."""
     data = _bytes_of(tensor)
     if data.device.type == "cpu":
         return weight_checksum.digest(data.numpy())

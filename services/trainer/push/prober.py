@@ -34,13 +34,15 @@ def tolerance_of(tolerance: Tolerance, *, dtype: str, is_quantised: bool) -> flo
 
 
 class Prober:
-    """Makes the probes of a run: one for each policy version, however often it is pushed.
+    """Computes a probe for each policy version: a short prompt and its logprobs under the trainer's weights.
+
+    A version that is pushed again keeps its probe.
 
     Args:
         logprobs: Returns the logprob of every token but the first at temperature 1, under the trainer's weights. With
             several ranks, all of them take part.
         token_ids: The prompt; tokens after the first ``MAX_TOKENS`` are ignored.
-        tolerance: See `tolerance_of`.
+        tolerance: Largest accepted difference between a generator's logprob and the trainer's, in nats.
         thread: Where ``logprobs`` is called; None: in the event loop's default executor.
     """
 
@@ -60,7 +62,7 @@ class Prober:
         self._computing: asyncio.Future[list[float]] | None = None
 
     def begin(self, policy_version: int) -> None:
-        """Begin to compute the probe of this version, unless that was begun before."""
+        """Begin to compute the probe of this version in ``thread``, unless that was begun before."""
         if self._computing is None or policy_version != self._policy_version:
             self._policy_version = policy_version
             self._computing = asyncio.get_running_loop().run_in_executor(self._thread, self._compute)
@@ -88,7 +90,7 @@ class Prober:
         return Probe(token_ids=self._token_ids, logprobs=logprobs, tolerance=self._tolerance, timeout_s=timeout_s / 2)
 
     async def finite_logprobs(self, policy_version: int) -> list[float]:
-        """Return the trainer's own logprobs. Raises PushError if one is not finite: the weights have diverged."""
+        """Return the trainer's logprobs of the prompt. Raises PushError if one is not finite: the weights diverged."""
         self.begin(policy_version)
         assert self._computing is not None
         logprobs = await asyncio.shield(self._computing)

@@ -1,4 +1,4 @@
-"""The course of one push and, once it has ended, its result."""
+"""PushResult: the replicas that received a push or failed, with reasons and durations. Filled in during the push."""
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
@@ -44,26 +44,25 @@ class PushResult:
         self.go_on_with(self.fleet)
 
     def go_on_with(self, fleet: Fleet) -> None:
-        """Set the fleet of the next attempt."""
+        """Prepare the result for the next attempt, with the replicas in ``fleet``."""
         self.fleet, self.begun_checksum = fleet, None
         self.failed |= fleet.refused
         self.had_before = [name for name in self.had_before if name in fleet.ready]
         self.asked |= {name: member.info for name, member in fleet.ready.items()}
 
     def lacking(self) -> dict[str, Member]:
-        """Return the members of the attempt that have to receive."""
+        """Return the members of the attempt that do not serve the pushed version yet, and have to receive it."""
         return {name: member for name, member in self.fleet.ready.items() if name not in self.had_before}
 
     def find_served(self, version: LineageVersion, *, checksum: str | None) -> None:
-        """Note which members already serve exactly these weights. They do not have to receive."""
+        """Record the members that already serve exactly these weights, and do not have to receive them."""
         ready = self.fleet.ready.items()
         self.had_before = [name for name, member in ready if already_serves(member.info, version, checksum=checksum)]
 
     def is_unreadable(self, aborted: Iterable[ReplicaInfo], *, failed: Container[str]) -> bool:
-        """Return whether a member failed because it could not read the files on disk, judged by its state after an
-        abort.
+        """Return whether a member's state after an abort shows that it could not read the weights on disk.
 
-        A member that replied, or has staged these weights, could read them.
+        A member that replied to the commit, or has staged these weights, could read them.
         """
         return self.begun_checksum is not None and any(
             info.replica_id in failed
@@ -97,22 +96,22 @@ class PushResult:
 
     @property
     def standstill_s(self) -> float:
-        """How long decoding stood still, in seconds. This and the next three are maxima over the members."""
+        """Time for which decoding stood still, in seconds; the longest of all members."""
         return self._longest(lambda reply: reply.standstill_s)
 
     @property
     def receive_s(self) -> float:
-        """Time from begin to the last byte."""
+        """Time from begin to the last received byte, in seconds; the longest of all members."""
         return self._longest(lambda reply: reply.receive_s)
 
     @property
     def load_s(self) -> float:
-        """The part of the standstill that loads the weights into the engine."""
+        """Part of the standstill in which the weights are loaded, in seconds; the longest of all members."""
         return self._longest(lambda reply: reply.load_s)
 
     @property
     def probe_s(self) -> float:
-        """Time from decoding resumed to the probe compared."""
+        """Time from resumed decoding to the comparison of the probe, in seconds; the longest of all members."""
         return self._longest(lambda reply: reply.probe_s)
 
     @property

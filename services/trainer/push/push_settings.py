@@ -1,4 +1,4 @@
-"""The settings of a run's pushes."""
+"""PushSettings: transport, encoding, addresses, keys and timeouts of a run's weight pushes."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from shared.service.tls import PUBLIC_TLS, PeerTls
 
 @dataclass(frozen=True, kw_only=True)
 class PushSettings:
-    """The settings of one run's pushes, for one incarnation of its trainer.
+    """The settings of one run's weight pushes, for one incarnation of its trainer.
 
     Attributes:
         incarnation: This trainer's value of the run's incarnation counter.

@@ -44,7 +44,7 @@ _ReplyT = TypeVar("_ReplyT", bound=BaseModel)
 
 
 class Replica:
-    """One generator replica.
+    """Calls the weight routes of one generator replica over HTTP.
 
     Every call raises UnavailableError if the replica does not answer within ``timeout_s`` or cannot take part, and
     PushError if it refuses.
@@ -65,23 +65,23 @@ class Replica:
         return await self._call("", None, ReplicaInfo, timeout_s=timeout_s)
 
     async def join(self, body: JoinRequest, *, timeout_s: float) -> ReplicaInfo:
-        """Have its workers enter a communicator. It answers once they have entered."""
+        """Have the replica's workers enter a communicator. Returns once they have entered."""
         return await self._call("/join", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def begin(self, body: BeginRequest, *, timeout_s: float) -> ReplicaInfo:
-        """Have it check the announcement and start to receive. It answers once it receives; decoding goes on."""
+        """Have the replica check the announced names and shapes. Returns once it receives; it continues to decode."""
         return await self._call("/begin", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def commit(self, body: CommitRequest, *, timeout_s: float) -> CommitReply:
-        """Have it load what it received. It answers once the weights are loaded, read back and probed."""
+        """Have the replica load the received weights. Returns once they are loaded, read back and probed."""
         return await self._call("/commit", body, CommitReply, timeout_s=timeout_s)
 
     async def abort(self, body: AbortRequest, *, timeout_s: float) -> ReplicaInfo:
-        """Have it give up an update and leave the communicator."""
+        """Have the replica discard a push and leave the communicator."""
         return await self._call("/abort", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def sleep(self, body: SleepRequest, *, timeout_s: float) -> ReplicaInfo:
-        """Have its engine release its GPU memory until the next begin."""
+        """Have the replica's engine release its GPU memory until the next begin."""
         return await self._call("/sleep", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def _call(self, route: str, body: BaseModel | None, reply: type[_ReplyT], *, timeout_s: float) -> _ReplyT:
@@ -122,7 +122,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Member:
-    """A replica that can take part, and its answer to GET info."""
+    """A replica that can take part in a push, and its state as it answered GET info."""
 
     replica: Replica
     info: ReplicaInfo
@@ -130,7 +130,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The replicas of a run at one moment.
+    """The replicas that can take part in a push at one moment, the refused ones, and the transport.
 
     Attributes:
         ready: Replicas that can take part now.
@@ -146,7 +146,7 @@ class Fleet:
 
 
 class RunReplicas:
-    """Finds the replicas of one run, and compares them with the trainer's own abilities."""
+    """Finds the live replicas of one run, and decides which of them can take part in a push."""
 
     def __init__(self, redis: Redis, settings: PushSettings, own: Abilities) -> None:
         self._redis = redis

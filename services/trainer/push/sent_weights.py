@@ -1,4 +1,4 @@
-"""Keeps a copy of the weights as they were last sent, and encodes what changed since (shared/weights/weight_delta.py).
+"""Keeps a copy of the last sent weights, and encodes newer weights as deltas to it (shared/weights/weight_delta.py).
 
     weights of version v --compare with the copy--> a delta for each parameter; the copy is now version v
 
@@ -24,7 +24,7 @@ _MAX_THREADS = 8
 
 
 class SentWeights:
-    """The weights that were last sent, and deltas against them.
+    """Holds a copy of the last sent weights, and computes deltas to it.
 
     Blocks: call it off the event loop, from one thread at a time.
 
@@ -43,9 +43,9 @@ class SentWeights:
     def update(
         self, weights: NamedTensors, announced: tuple[Spec, ...], *, policy_version: int, is_compared: bool = True
     ) -> Parcel:
-        """Copy ``weights``, which are all parameters, as the newest version.
+        """Replace the copy with ``weights``, which are all parameters, and return a parcel of deltas to the old copy.
 
-        Return deltas. Without a base, or if nothing is to be compared, return all weights.
+        Return a parcel of all weights if ``is_compared`` is false, or without a complete copy of the same parameters.
 
         Raises:
             PushError: ``weights`` differ from the announcement.
@@ -73,7 +73,7 @@ class SentWeights:
         )
 
     def full(self) -> Parcel:
-        """Return all weights that ``update`` last copied."""
+        """Return a parcel of all weights, read from the copy."""
         announced = self._announced
         if announced is None or self.policy_version is None:
             raise RuntimeError("the copy of the weights is not complete")

@@ -1,4 +1,4 @@
-"""Opens the communicator of a transport: one implementation for each wire, and none for disk and simulated."""
+"""Opens the communicator of a transport: gloo, ipc or NCCL; for disk and simulated, one that sends nothing."""
 
 import torch
 
@@ -34,12 +34,12 @@ def open_communicator(transport: Transport, *, address: str, buffer_bytes: int) 
 
 
 def chunk_bytes(transport: Transport) -> int:
-    """Return the size after which a chunk is cut, in bytes."""
+    """Return the default size of a chunk of weights over this transport, in bytes."""
     return _GPU_BUFFER_BYTES if transport in ("nccl", "ipc") else BUFFER_BYTES
 
 
 def own_abilities() -> Abilities:
-    """Return the versions and the GPU of this process, to compare with the generators'."""
+    """Return this process's torch and NCCL versions and its GPU, to compare with the generators'."""
     if not torch.cuda.is_available():
         return Abilities(str(torch.__version__), nccl_version=None)
     device = torch.device("cuda", torch.cuda.current_device())

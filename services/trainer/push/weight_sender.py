@@ -62,7 +62,7 @@ SLOWEST_BYTES_PER_S = 500_000_000
 
 
 class WeightSender:
-    """Sends the weights of one run, for one incarnation of its trainer."""
+    """Pushes the weights of one run to its generators, for one incarnation of its trainer."""
 
     def __init__(self, redis: Redis, settings: PushSettings) -> None:
         self._redis = redis
@@ -130,8 +130,8 @@ class WeightSender:
     ) -> None:
         """Make one attempt and, if it fails before its commits, another one without the replicas to blame.
 
-        ``deadline`` (monotonic) is that of the first attempt; the second one has ``attempt_s``. The outcome is written
-        to ``result``. Raises what ``push`` raises.
+        ``deadline`` (monotonic) limits the first attempt; the second one has ``attempt_s`` seconds. The outcome is
+        written to ``result``. Raises the errors of ``push``.
         """
         for is_last in (False, True):
             try:
@@ -193,7 +193,10 @@ class WeightSender:
     async def _leave_out(
         self, result: PushResult, failed: dict[str, str], *, aborted: dict[str, Member], reason: str
     ) -> None:
-        """Abort these members and record the failures. The next attempt, or a later push, opens a new epoch."""
+        """Abort the push on the members ``aborted``, and record the replicas ``failed``, each with its reason.
+
+        This closes the communicator. The next attempt, or a later push, opens a new epoch.
+        """
         result.failed |= failed
         result.blamed |= failed.keys()
         if result.is_unreadable(await self._epochs.abort(aborted.values(), reason=reason), failed=failed):

@@ -1,1 +1,1 @@
-"""Several training ranks that act as one."""
+"""Several training ranks that the training loop drives as one: rank 0 leads, the others execute its commands."""

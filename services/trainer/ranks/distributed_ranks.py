@@ -25,7 +25,7 @@ c10d: Any = torch.distributed  # a binding to C++ without complete types
 
 
 class DistributedRanks:
-    """A group of ranks, with messages between rank 0 and the others. Created by ``join_ranks``.
+    """Implements Ranks over torch.distributed, with messages between rank 0 and the others. `join_ranks` creates it.
 
     Args:
         rank: Rank of this process.
@@ -56,7 +56,11 @@ class DistributedRanks:
             raise RankLostError(f"the {size} training ranks did not come together: {first_line(error)}") from error
 
     def gather(self, array: Floats) -> list[Floats]:
-        """See Ranks."""
+        """Return the one-dimensional arrays of all ranks as float64, in rank order. Uses the gloo control group.
+
+        Raises:
+            RankLostError: Not every rank came in time.
+        """
         own = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         try:
@@ -105,17 +109,17 @@ class DistributedRanks:
         return body.numpy().tobytes()
 
     def lost(self, doing: str, error: BaseException) -> RankLostError:
-        """Return the error to raise when torch reports a lost peer, with the reason that the peer left."""
+        """Return the error to raise when torch reports a lost peer. It quotes the reason that a failed rank stored."""
         cause = root_cause(read_words(self._store, num_ranks=self.size), {})
         return RankLostError(f"training rank {self.rank} lost the others while {doing}: {cause or first_line(error)}")
 
     def close(self) -> None:
-        """Leave the group."""
+        """Destroy the torch.distributed groups of this process."""
         c10d.destroy_process_group()
 
 
 def join_ranks(*, timeout_s: float) -> DistributedRanks:
-    """Enter the group that torchrun started this process for.
+    """Join the group of training ranks that torchrun's environment variables describe, and wait for all of them.
 
     Raises:
         RankLostError: Not every rank came in time.
@@ -142,7 +146,7 @@ def join_ranks(*, timeout_s: float) -> DistributedRanks:
 
 
 def own_device(local_rank: int, *, num_local_ranks: int) -> torch.device:
-    """Make the device of a rank the current one, and return it.
+    """Return this rank's device, and make it the current one: the GPU with its local rank, or the CPU without CUDA.
 
     Raises:
         UserError: This machine has more ranks than GPUs.

@@ -83,7 +83,7 @@ def follow(ranks: DistributedRanks) -> None:
 
 
 class Follower:
-    """Executes commands on a core.
+    """Executes rank 0's commands on this rank's PolicyCore.
 
     Args:
         ranks: The group of ranks.
@@ -158,7 +158,7 @@ def _do(core: PolicyCore, command: Command) -> Answer:
 
 
 def _offer(ranks: DistributedRanks, error: HeadraceError | OSError) -> None:
-    """Answer with an error; raise the error if rank 0 does not receive it."""
+    """Send an error to rank 0 as the answer to a command; raise it here if rank 0 does not receive it."""
     row_indices = error.row_indices if isinstance(error, NonFiniteError) else ()
     failed = Failed(type(error).__name__, str(error), row_indices)
     try:

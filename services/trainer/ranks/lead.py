@@ -1,4 +1,4 @@
-"""How rank 0 leads: all ranks execute one command at a time, and all answer it before the next.
+"""Leads the training ranks from rank 0: all of them execute one command at a time, and answer it before the next.
 
     LeadCore --together(commands, own part)--+--> rank 0 does its part
                                              +--> the others do theirs (follower.py) --done, or why not--> LeadCore
@@ -33,7 +33,7 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class Lead:
-    """Sends commands from rank 0 to the other ranks.
+    """Sends commands from rank 0 to the other training ranks, and collects their answers.
 
     Args:
         ranks: The group; this process is its rank 0.
@@ -90,7 +90,10 @@ class Lead:
             return result, [answer for answer in answers if isinstance(answer, Done)]
 
     def close(self, *, run_is_over: bool) -> None:
-        """Release the other ranks: for good if the run is over, else to be started again with this rank."""
+        """Stop leading. If the run is over, have the other ranks exit with status 0.
+
+        Otherwise they see this process end, and all ranks are started again.
+        """
         self._ended.set()
         if run_is_over and not self._is_broken:
             with contextlib.suppress(RankLostError), self._own_turn(timeout_s=_END_S):
@@ -127,7 +130,11 @@ class Lead:
 
     @contextlib.contextmanager
     def _own_turn(self, *, timeout_s: float) -> Generator[None]:
-        """Allow one command at a time, from any thread."""
+        """Within the block, let no other thread send a command.
+
+        Raises:
+            RankLostError: An earlier command did not end within ``timeout_s``, or the ranks are out of step.
+        """
         if not self._turn.acquire(timeout=timeout_s):
             raise RankLostError(f"a command to the training ranks did not end within {timeout_s:.0f} s")
         try:

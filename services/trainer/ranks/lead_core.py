@@ -1,4 +1,4 @@
-"""The core of rank 0: it looks like one core to the training loop, and leads the other ranks.
+"""Makes several training ranks look like one PolicyCore to the training loop. Runs on rank 0, which leads the others.
 
     training loop --accumulate(rows)--> LeadCore --its rows--> PolicyCore of rank 0 --+
                                             |                                         +-- meet in every layer
@@ -49,7 +49,7 @@ from shared.run_options.run_config import RunConfig
 
 
 class LeadCore:
-    """PolicyCore's interface over all ranks.
+    """The model in training over several ranks, with PolicyCore's interface. Each call is executed on all ranks.
 
     Args:
         config: The run's settings.
@@ -87,21 +87,21 @@ class LeadCore:
 
     @property
     def policy_version(self) -> int:
-        """See PolicyCore."""
+        """Optimizer steps contained in the weights, which are the same on all ranks."""
         return self._core.policy_version
 
     @property
     def num_ranks(self) -> int:
-        """See TrainingCore."""
+        """Number of training ranks that take part in each call."""
         return self._lead.num_ranks
 
     @property
     def vocab_size(self) -> int:
-        """See TrainingCore."""
+        """Upper bound (exclusive) of the token ids that the policy accepts and samples."""
         return self._core.vocab_size
 
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
-        """See PolicyCore."""
+        """Split the rows over the ranks, and return each row's logprobs and entropies, in the order of the rows."""
         shares = self._split(rows, learns=False)
         own, answers = self._lead.together(
             [Score(share.packed_rows(), pack_plan(share.plan)) for share in shares],
@@ -119,7 +119,7 @@ class LeadCore:
         return [merged[index] for index in range(len(rows))]
 
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
-        """See PolicyCore."""
+        """Return the logprob of every token but the first, at temperature 1. All ranks compute the whole prompt."""
         commands: list[Command] = [ScoreProbe(list(token_ids))] * self._lead.num_ranks
         logprobs, _ = self._lead.together(commands, lambda: self._core.probe(token_ids))
         return logprobs
@@ -131,7 +131,10 @@ class LeadCore:
         totals: StepTotals | None = None,
         per_token: bool | Collection[int] = False,
     ) -> AccumulateStats:
-        """See PolicyCore."""
+        """Split the rows over the ranks; each rank adds the gradients of its rows to the gradients of the next step.
+
+        Ends the current reading of ``named_weights``. Arguments and errors are as in PolicyCore.
+        """
         self.named_weights.void()
         shares = self._split(rows, learns=True)
         wanted = set(range(len(rows))) if per_token is True else set(per_token or ())
@@ -155,41 +158,41 @@ class LeadCore:
         return dataclasses.replace(stats, per_token=merged)
 
     def step(self, total_steps: int | None = None) -> StepStats:
-        """See PolicyCore."""
+        """Take one optimizer step on all ranks. Ends the current reading of ``named_weights``."""
         self.named_weights.void()
         commands: list[Command] = [Step(total_steps)] * self._lead.num_ranks
         stats, _ = self._lead.together(commands, lambda: self._core.step(total_steps))
         return stats
 
     def grad_norm(self) -> float:
-        """See PolicyCore."""
+        """Return the norm, over all ranks, of the gradients accumulated for the next step."""
         norm, _ = self._lead.together([GradNorm()] * self._lead.num_ranks, self._core.grad_norm)
         return norm
 
     def discard(self) -> None:
-        """See PolicyCore."""
+        """Discard, on all ranks, the gradients and statistics accumulated for the next step."""
         self._lead.together([Discard()] * self._lead.num_ranks, self._core.discard)
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """See PolicyCore."""
+        """Have each rank copy its part of the state, and return a future that is done when all have written theirs."""
         commands: list[Command] = [BeginSave(str(directory))] * self._lead.num_ranks
         written, _ = self._lead.together(commands, lambda: self._core.begin_save(directory, tokenizer))
         return written
 
     def load_state(self, directory: Path) -> None:
-        """See PolicyCore."""
+        """Restore the state of a checkpoint on all ranks, bit for bit."""
         self.named_weights.void()
         commands: list[Command] = [LoadState(str(directory))] * self._lead.num_ranks
         self._lead.together(commands, lambda: self._core.load_state(directory))
 
     def begin_from(self, directory: Path) -> None:
-        """See PolicyCore."""
+        """Start all ranks at policy version 0 with the state of another run's checkpoint."""
         self.named_weights.void()
         commands: list[Command] = [BeginFrom(str(directory))] * self._lead.num_ranks
         self._lead.together(commands, lambda: self._core.begin_from(directory))
 
     def take_weights(self, directory: Path) -> None:
-        """See PolicyCore."""
+        """Load only the weights in the directory, on all ranks."""
         self.named_weights.void()
         commands: list[Command] = [TakeWeights(str(directory))] * self._lead.num_ranks
         self._lead.together(commands, lambda: self._core.take_weights(directory))
@@ -212,9 +215,9 @@ class LeadCore:
 
 
 class GatheredWeights:
-    """The weights to push, gathered while they are read. Each call starts a new reading.
+    """Iterates over the weights to push, and gathers them from all ranks meanwhile. Each call starts a new reading.
 
-    If another reading or a step begins, an earlier reading ends with a PushError: its consumer was given up.
+    If another reading or a step begins, an earlier reading ends with a PushError: its push was given up.
     """
 
     def __init__(self, buckets: WeightBuckets, gather: Callable[[int], dict[str, Tensor]]) -> None:
@@ -223,7 +226,7 @@ class GatheredWeights:
         self._reading = 0
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """See PolicyCore.named_weights."""
+        """Start a new reading: yield the name and the whole tensor of each weight, gathered bucket by bucket."""
         self._reading += 1
         return self._read(self._reading)
 
@@ -232,7 +235,7 @@ class GatheredWeights:
         return self._buckets.described()
 
     def void(self) -> None:
-        """End the current reading."""
+        """End the current reading: it raises PushError before its next bucket."""
         self._reading += 1
 
     def _read(self, reading: int) -> Iterator[tuple[str, Tensor]]:
@@ -244,7 +247,7 @@ class GatheredWeights:
 
 @dataclasses.dataclass(frozen=True)
 class _Share:
-    """One rank's share of some rows."""
+    """The rows that one rank computes in a call, and its passes over them."""
 
     indices: tuple[int, ...]
     """Indices of its rows among all rows."""

@@ -19,7 +19,7 @@ Floats32 = npt.NDArray[np.float32]
 
 
 class PackedRow(msgspec.Struct, frozen=True, array_like=True):
-    """A TrainRow with its arrays packed (shared/arrays.py)."""
+    """A TrainRow as sent to another rank, with its arrays as bytes (shared/arrays.py)."""
 
     token_ids: bytes
     loss_mask: bytes
@@ -32,7 +32,7 @@ class PackedRow(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, row: TrainRow) -> "PackedRow":
-        """Pack a row."""
+        """Convert a TrainRow, to be sent to another rank."""
         return cls(
             pack_ids(row.token_ids),
             pack_mask(row.loss_mask),
@@ -44,7 +44,7 @@ class PackedRow(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def unpacked(self) -> TrainRow:
-        """Return the TrainRow."""
+        """Convert back to a TrainRow."""
         return TrainRow(
             token_ids=unpack_ids(self.token_ids),
             loss_mask=unpack_mask(self.loss_mask),
@@ -57,14 +57,14 @@ class PackedRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True):
-    """A Slot on the wire."""
+    """One forward pass of a rank, as sent to it: the wire form of rank_plan.Slot."""
 
     row_indices: tuple[int, ...]
     needs_backward: bool
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
-    """Load the model and create the core."""
+    """Command: load the model and create this rank's PolicyCore."""
 
     config: bytes
     """The run's settings, as JSON."""
@@ -75,7 +75,7 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
 
 class Accumulate(msgspec.Struct, frozen=True, tag=True):
-    """Add the gradients of this rank's rows (PolicyCore.accumulate)."""
+    """Command: add the gradients of these rows to the gradients of the next step (PolicyCore.accumulate)."""
 
     rows: list[PackedRow]
     plan: list[Pass]
@@ -85,68 +85,68 @@ class Accumulate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Compute the logprobs of this rank's rows (PolicyCore.score)."""
+    """Command: compute the logprobs and entropies of these rows (PolicyCore.score)."""
 
     rows: list[PackedRow]
     plan: list[Pass]
 
 
 class ScoreProbe(msgspec.Struct, frozen=True, tag=True):
-    """Compute the logprobs of the probe, all of it on every rank (PolicyCore.probe)."""
+    """Command: compute the logprobs of a probe prompt, which every rank gets whole (PolicyCore.probe)."""
 
     token_ids: list[int]
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Make an optimizer step with the accumulated gradients (PolicyCore.step)."""
+    """Command: make an optimizer step with the accumulated gradients (PolicyCore.step)."""
 
     total_steps: int | None = None
 
 
 class GradNorm(msgspec.Struct, frozen=True, tag=True):
-    """Compute the norm of the accumulated gradients (PolicyCore.grad_norm)."""
+    """Command: compute the norm of the accumulated gradients (PolicyCore.grad_norm)."""
 
 
 class Discard(msgspec.Struct, frozen=True, tag=True):
-    """Discard what was accumulated since the last step (PolicyCore.discard)."""
+    """Command: discard the gradients accumulated since the last step (PolicyCore.discard)."""
 
 
 class GatherBucket(msgspec.Struct, frozen=True, tag=True):
-    """Take part in gathering one bucket of weights."""
+    """Command: take part in gathering one bucket of sharded weights (WeightBuckets.gather)."""
 
     bucket: int
 
 
 class BeginSave(msgspec.Struct, frozen=True, tag=True):
-    """Begin to write this rank's part of the state (PolicyCore.begin_save)."""
+    """Command: begin to write this rank's part of a checkpoint (PolicyCore.begin_save)."""
 
     directory: str
 
 
 class LoadState(msgspec.Struct, frozen=True, tag=True):
-    """Restore the state of a checkpoint (PolicyCore.load_state)."""
+    """Command: restore the state of a checkpoint (PolicyCore.load_state)."""
 
     directory: str
 
 
 class BeginFrom(msgspec.Struct, frozen=True, tag=True):
-    """Begin with the state of another run's checkpoint (PolicyCore.begin_from)."""
+    """Command: begin with the state of another run's checkpoint (PolicyCore.begin_from)."""
 
     directory: str
 
 
 class TakeWeights(msgspec.Struct, frozen=True, tag=True):
-    """Take only the weights of a checkpoint (PolicyCore.take_weights)."""
+    """Command: load only the weights of a checkpoint (PolicyCore.take_weights)."""
 
     directory: str
 
 
 class StillHere(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 is alive. Requires no action and no answer."""
+    """Message between commands: rank 0 is alive. It requires no action and no answer."""
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """The run is over: exit with 0. No answer."""
+    """Command: exit with status 0, because the run is over. It gets no answer."""
 
 
 Command = (
@@ -168,13 +168,13 @@ Command = (
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The command succeeded. ``arrays`` has this rank's results: row index to float32 arrays."""
+    """Answer: the command succeeded. ``arrays`` has this rank's results: row index to float32 arrays."""
 
     arrays: dict[int, list[bytes | None]] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The command failed, and left this rank unchanged."""
+    """Answer: the command failed, and left this rank unchanged."""
 
     error: str
     """Name of the exception class."""
@@ -190,22 +190,22 @@ _answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answe
 
 
 def encode(message: Command | Answer) -> bytes:
-    """Return the bytes of a command or an answer."""
+    """Encode a command or an answer as msgpack."""
     return _encoder.encode(message)
 
 
 def decode_command(data: bytes) -> Command:
-    """Return the command in the bytes of `encode`."""
+    """Decode a command that `encode` encoded."""
     return _command_decoder.decode(data)
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Return the answer in the bytes of `encode`."""
+    """Decode an answer that `encode` encoded."""
     return _answer_decoder.decode(data)
 
 
 def pack_plan(plan: RankPlan) -> list[Pass]:
-    """Convert a plan for the wire."""
+    """Convert one rank's plan of forward passes, to be sent to it."""
     return [Pass(slot.row_indices, slot.needs_backward) for slot in plan]
 
 
@@ -215,7 +215,7 @@ def unpack_plan(passes: Sequence[Pass]) -> RankPlan:
 
 
 def pack_arrays(arrays: Mapping[int, Sequence[Any]]) -> dict[int, list[bytes | None]]:
-    """Convert arrays to float32 bytes, by row."""
+    """Convert the arrays of each row to float32 bytes. None stays None."""
     return {
         row: [None if array is None else np.asarray(array, dtype=LOGPROB_DTYPE).tobytes() for array in of_row]
         for row, of_row in arrays.items()

@@ -39,7 +39,7 @@ def is_one_of_several() -> bool:
 
 
 def is_follower() -> bool:
-    """Return whether another process leads this one."""
+    """Return whether this process is a training rank other than rank 0."""
     return is_one_of_several() and os.environ["RANK"] != "0"
 
 
@@ -116,7 +116,10 @@ def make_core(config: RunConfig, *, total_steps: int, lead: "Lead | None") -> "T
 
 
 def follow_lead(settings: TrainerSettings) -> int:
-    """Run this process as a follower, and return its exit status."""
+    """Join the group as a rank other than 0, execute rank 0's commands until the run ends, and return the exit status.
+
+    Errors are logged and stored for the launcher; they determine the exit status.
+    """
     from services.trainer.ranks.distributed_ranks import join_ranks
     from services.trainer.ranks.follower import follow
 

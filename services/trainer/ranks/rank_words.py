@@ -19,7 +19,7 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Word:
-    """Why a rank ended."""
+    """The last words of a training rank: the reason why it ended, and its exit status."""
 
     message: str
     status: int
@@ -30,7 +30,7 @@ class Word:
 
 
 def read_words(store: Any, *, num_ranks: int) -> dict[int, Word]:
-    """Return the words that ranks have left, by rank; empty if the store is gone."""
+    """Return the reasons that ended ranks have stored, by rank; empty if the store is gone."""
     import torch.distributed
 
     c10d: Any = torch.distributed
@@ -45,7 +45,7 @@ def read_words(store: Any, *, num_ranks: int) -> dict[int, Word]:
 
 
 def leave_word(message: str, *, status: int, is_loss: bool = False) -> None:
-    """Store why this process ends. Does nothing outside a group of several ranks."""
+    """Store the reason why this training rank ends. Does nothing if torchrun did not start this process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     import torch.distributed
@@ -59,13 +59,13 @@ def leave_word(message: str, *, status: int, is_loss: bool = False) -> None:
 
 
 class LastWords:
-    """Context manager that leaves word of an unexpected exception, and lets it propagate."""
+    """Context manager that stores an exception as the reason why this rank ends, and lets it propagate."""
 
     def __enter__(self) -> None:
         """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Leave word if there is an exception."""
+        """Store the exception, if there is one."""
         if error is not None:
             leave_word(f"{type(error).__name__}: {error}", status=CRASHED)
 

@@ -24,7 +24,9 @@ BUCKET_BYTES = 256 * 1024 * 1024
 
 
 class WeightBuckets:
-    """The weights of a transformers model under their names in hub checkpoints, in fixed order, tied weights once.
+    """The weights of a sharded model, in buckets that are gathered one by one in fixed order. Tied weights appear once.
+
+    Names are as in checkpoints on the hub or, for the adapters of a LoRA run, as in PEFT's files.
 
     Args:
         lm: The model; its parameters are DTensors.
@@ -56,7 +58,7 @@ class WeightBuckets:
 
     @torch.no_grad()
     def gather(self, bucket: int) -> dict[str, Tensor]:
-        """Return one bucket. Call it on every rank."""
+        """Gather one bucket, and return its whole weights by name. Call it on every rank."""
         whole: dict[str, Tensor] = {}
         for name in self._buckets[bucket]:
             own: Any = self._tensor(name).detach()
@@ -83,7 +85,7 @@ class WeightBuckets:
 
 
 def _names_by_layer(lm: Any) -> list[list[str]]:
-    """Return the names of all parameters and persistent buffers, grouped by decoder layer."""
+    """Return the names of all parameters and persistent buffers, or only of adapters, grouped by decoder layer."""
     owner = re.compile("|".join(f"({re.escape(name)})\\." for name, _ in decoder_layers(lm)))
     parameters = [name for name, _ in lm.named_parameters()]
     tied = {name for name, _ in lm.named_parameters(remove_duplicate=False)}

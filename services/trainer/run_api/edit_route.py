@@ -33,7 +33,7 @@ _MAX_NESTED = 4 + MAX_TAGS + 4 * MAX_METADATA
 
 
 def _schema() -> dict[str, Any]:
-    """Return the schema of a patch: that of a run, without defaults."""
+    """Return the JSON schema of a patch: the schemas of the four settings in a run, without their defaults."""
     settings = RunConfig.model_json_schema()["properties"]
     properties = {name: {key: settings[name][key] for key in settings[name] if key != "default"} for name in EDITABLE}
     kinds = properties["metadata"]["additionalProperties"]["anyOf"]

@@ -1,4 +1,4 @@
-"""The events of a run as server-sent events.
+"""Streams the events of a run (metrics, pushes, status, logs) to clients as server-sent events.
 
     id: 1763635200123-0        the Redis stream id; send it back as Last-Event-ID to continue after it
     event: metrics             metrics, evaluation, push, progress, status, log: the kind that the training rank set
@@ -34,7 +34,7 @@ _PATIENCE_S = 30.0
 
 
 def parse_event_id(text: str | None) -> str:
-    """Return the stream id to continue after.
+    """Return the Redis stream id after which to continue: a client's Last-Event-ID, or the beginning if it is empty.
 
     Raises:
         Problem: 400 if the text is not a stream id.
@@ -48,13 +48,13 @@ def parse_event_id(text: str | None) -> str:
 
 
 class EventStreams:
-    """The event streams of all watchers of this process.
+    """Makes the server-sent event streams with which clients watch runs, and limits their number.
 
     Args:
-        redis: Client of redis_connection.py.
-        store: Run records.
-        stopping: Ends every stream.
-        heartbeat_s: Longest time without data, in seconds.
+        redis: Client made by redis_connection.py.
+        store: The records of the runs.
+        stopping: Set to end every stream.
+        heartbeat_s: Longest time without data, in seconds. A comment line is sent then.
         max_streams: Maximum number of watchers at a time.
     """
 
@@ -77,7 +77,7 @@ class EventStreams:
 
     @contextlib.contextmanager
     def _seat(self) -> Generator[None]:
-        """Count a watcher while the body runs. Raises a Problem if there are ``max_streams`` already."""
+        """Count a watcher while the body runs. Raises a Problem (503) if there are ``max_streams`` already."""
         if self.num_streams >= self._max_streams:
             raise Problem(
                 503,
@@ -123,7 +123,7 @@ class EventStreams:
         return list(reply)
 
     async def _nothing_new(self) -> bool:
-        """Wait a moment; return whether this process is stopping."""
+        """Wait a quarter of a second, or less if this process is stopping; return whether it is."""
         try:
             async with asyncio.timeout(_POLL_S):
                 await self._stopping.wait()
@@ -133,7 +133,7 @@ class EventStreams:
 
 
 class _EventStream(StreamingResponse):
-    """Counts as a watcher only while it is sent. A check before that would miss streams that are about to start."""
+    """A response that counts as a watcher while it is sent. An earlier check would miss streams about to start."""
 
     def __init__(self, seat: contextlib.AbstractContextManager[None], content: AsyncIterator[bytes]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

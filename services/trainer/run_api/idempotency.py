@@ -35,7 +35,7 @@ class _Claim(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ticket:
-    """A claimed key: the id of its run and, if there is one, the answer to give again."""
+    """A claimed Idempotency-Key: the id of its run and, after the first submit, the answer to give again."""
 
     key: str
     body_sha256: str
@@ -44,10 +44,10 @@ class Ticket:
 
 
 class IdempotencyKeys:
-    """The Idempotency-Keys of the last day.
+    """Claims Idempotency-Keys in Redis, and stores the answers to their submits, for a day.
 
     Args:
-        redis: Client of redis_connection.py.
+        redis: Client made by redis_connection.py.
         abandoned_after_s: Age at which a claim counts as left by a dead process; no submit takes longer.
     """
 
@@ -96,7 +96,7 @@ class IdempotencyKeys:
         return Ticket(key=name, body_sha256=found.body_sha256, run_id=found.run_id, answer=found.answer)
 
     async def keep(self, ticket: Ticket, answer: dict[str, Any]) -> None:
-        """Store the answer."""
+        """Store the answer to the submit, so that a repeated request gets it again."""
         claim = _Claim(body_sha256=ticket.body_sha256, run_id=ticket.run_id, claimed_at_s=time.time(), answer=answer)
         await patiently(
             lambda: self._redis.set(ticket.key, msgspec.json.encode(claim), ex=_KEPT_S),
@@ -106,7 +106,7 @@ class IdempotencyKeys:
         )
 
     async def release(self, ticket: Ticket) -> None:
-        """Delete the key. The request created nothing, so a corrected one may use it."""
+        """Delete the key of a request that created nothing, so that a corrected request may use it."""
         await patiently(
             lambda: self._redis.delete(ticket.key),
             what="releasing the key",

@@ -96,7 +96,7 @@ async def get_model_file(
 
 
 class _FileAnswer(StreamingResponse):
-    """Sends bytes of an open file, and closes it, also if the client goes away before the first byte."""
+    """Sends a range of an open file, and closes the file even if the client disconnects before the first byte."""
 
     def __init__(self, file: BinaryIO, first: int, end: int, *, status_code: int, headers: dict[str, str]) -> None:
         super().__init__(_bytes(file, first, end), status_code=status_code, headers=headers, media_type=_OCTETS)
@@ -119,9 +119,9 @@ async def _bytes(file: BinaryIO, first: int, end: int) -> AsyncIterator[bytes]:
 
 
 def _range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Return the first byte of the wanted range and the byte after it; None for the whole file.
+    """Return the positions of a range's first byte and of the byte after its last; None for the whole file.
 
-    As RFC 9110 has it, a header that is not understood is ignored.
+    A header that is not understood is ignored, as RFC 9110 (section 14.2) allows.
     """
     found = _RANGE.fullmatch(header or "")
     if found is None or found[1] == found[2] == "":

@@ -1,4 +1,4 @@
-"""Finds the runs that an id, a name, or the beginning of an id fits. run_reference.py says which of them is meant."""
+"""Finds the runs that match an id, a name, or the beginning of an id. run_reference.py chooses among them."""
 
 from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
@@ -10,7 +10,10 @@ _PUNCTUATION = str.maketrans("", "", "-_.")
 
 
 async def fitting(store: RunStore, reference: str) -> list[RunRecord]:
-    """Return the runs that a reference fits, newest first; up to 101 of one name, or 11 whose ids begin with it."""
+    """Return the runs with this id, name or beginning of an id, newest first.
+
+    At most 101 runs of one name are returned, and at most 11 whose ids begin with ``reference``.
+    """
     if not is_reference(reference):
         return []
     record = await store.get(reference)

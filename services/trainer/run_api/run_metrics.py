@@ -62,7 +62,7 @@ class RunCounts:
 
 
 class WholeRegistry(CollectorRegistry):
-    """A registry that is collected only between changes.
+    """A metrics registry whose updates are atomic with respect to scrapes.
 
     Scrapes run in a thread of their own. If a series were missing from a single scrape, because it was removed and not
     yet set again, every alert on it would start anew.
@@ -74,7 +74,7 @@ class WholeRegistry(CollectorRegistry):
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None]:
-        """Change series in the body. It must not await, because scrapes wait for its end."""
+        """Block scrapes while the body changes series. The body must not await, because scrapes wait for its end."""
         with self._whole:
             yield
 
@@ -85,7 +85,10 @@ class WholeRegistry(CollectorRegistry):
 
 
 class RedisGauges:
-    """Gauges that `refresh` sets. While Redis is away, ``headrace_redis_up`` is 0 and the others keep their values."""
+    """Gauges that show whether Redis answers, how full it is, and whether it writes to its disk.
+
+    While Redis is away, ``headrace_redis_up`` is 0 and the others keep their values.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._up = Gauge("headrace_redis_up", "1 while Redis answers the trainer", registry=registry)
@@ -118,7 +121,7 @@ class RedisGauges:
 
 
 class RunMetrics:
-    """Gauges that are refreshed every few seconds."""
+    """The trainer's gauges of runs, ranks, Redis and the current run, refreshed every five seconds."""
 
     def __init__(self, redis: Redis, *, store: RunStore, supervisor: RunSupervisor) -> None:
         self._redis = redis
@@ -168,18 +171,18 @@ class RunMetrics:
         )  # fmt: skip
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Show at each scrape whether the keys file is broken."""
+        """Show, at each scrape, whether the file with the API keys is broken."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     async def watch_redis_for_ever(self) -> None:
-        """Keep only the Redis gauges fresh, while nothing else can be read yet."""
+        """Refresh only the gauges of Redis every five seconds. Used while the service waits for Redis."""
         while True:
             with contextlib.suppress(UnavailableError):  # the gauges show it
                 await self._redis_gauges.refresh(self._redis)
             await asyncio.sleep(_REFRESH_S)
 
     async def refresh_for_ever(self) -> None:
-        """Keep the gauges fresh. If something cannot be read they keep their values, and no run ends for it."""
+        """Refresh all gauges every five seconds. If something cannot be read, log it, and keep the earlier values."""
         while True:
             try:
                 await self.refresh()
@@ -188,7 +191,7 @@ class RunMetrics:
             await asyncio.sleep(_REFRESH_S)
 
     async def refresh(self) -> None:
-        """Set all gauges to the present state."""
+        """Set all gauges to the state that Redis, the supervisor and the current run's directory have now."""
         await self._redis_gauges.refresh(self._redis)
         self._rank_up.set(0 if self._supervisor.keeper.rank is None else 1)
         self._restarts.set(self._supervisor.keeper.num_restarts)

@@ -1,12 +1,13 @@
-"""Decides which run a client means by the text in place of ``{run_id}``. All routes use it, and so all commands.
+"""Finds the one run that a request's path names by its id, its name, or the beginning of its id.
 
     1  an id              that run
     2  else a name        the run of that name. If several have it, a request that only reads gets the run that has not
                           ended, if there is exactly one; otherwise the request is refused
     3  else the beginning of exactly one id, of at least 8 characters (`run-` and 4 more)
 
-A request that changes a run never chooses between runs, because the intended run may have ended a moment ago. A refusal
-is a 409 with the runs that fit. Every answer has the full id.
+All routes with ``{run_id}`` use it, and so do all commands. A request that changes a run never chooses between runs,
+because the intended run may have ended a moment ago. A refusal is a 409 with the runs that fit. Every answer has the
+full id.
 
 An id costs one read. Otherwise a request reads at most 100 records, and a name that more runs have is always ambiguous.
 """
@@ -57,7 +58,7 @@ RunToChange = Annotated[RunRecord, Depends(_run_to_change)]
 
 
 def only(found: list[RunRecord], reference: str) -> RunRecord:
-    """Return the only run, or raise the problem: 404 without a run, 409 with several."""
+    """Return the only run in ``found``. Raise a Problem: 404 without any, 409 with several."""
     if not found:
         raise no_such_run(reference if is_reference(reference) else "")
     if len(found) == 1:
@@ -85,5 +86,5 @@ def only(found: list[RunRecord], reference: str) -> RunRecord:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether ``text`` could be a run id."""
+    """Whether ``text`` has the form of a run id. The run may not exist."""
     return is_reference(text) and "." not in text

@@ -136,11 +136,11 @@ def _refuse_ended(record: RunRecord, *, instead: str = "") -> None:
 
 
 def continue_ended(record: RunRecord, *, max_steps: object = None) -> str:
-    """Return a sentence with a command that continues a run that has ended, to follow another one.
+    """Return a sentence, with a leading space, that says how to continue an ended run in a new run.
 
     Args:
         record: The run.
-        max_steps: The number of steps that the user asked for, if any.
+        max_steps: The total number of optimizer steps that the user asked for, if any.
     """
     made = record.progress.step
     if not made:
@@ -171,7 +171,7 @@ def _is_stopping(run_id: str) -> Problem:
 
 
 async def after_change(api: TrainerApi, run_id: str) -> RunDetail:
-    """Read a run again after a change. A run that is gone is a 404."""
+    """Read a run again after a change, and return its details. Raises a Problem (404) if it was deleted."""
     record = await api.store.get(run_id)
     if record is None:
         raise no_such_run(run_id)

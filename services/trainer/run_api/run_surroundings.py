@@ -1,4 +1,4 @@
-"""Looks at the state around a run: its queues, which replicas serve it or cannot, and what the others do.
+"""Reads the state around a run from Redis: its queues, its live replicas, and the replicas that cannot serve it.
 
 streams, leases, registrations, refusals --look_around--> Surroundings
 """
@@ -21,7 +21,7 @@ _RECENT_S = 600.0
 
 
 async def look_around(redis: Redis, record: RunRecord, *, current_run: str | None) -> Surroundings:
-    """Read a run's queues, replicas and refusals from Redis."""
+    """Read from Redis a run's queues, its replicas, and the reasons why replicas refuse to serve it."""
     keys = RunKeys(record.run_id)
 
     async def read() -> list[Any]:
@@ -72,7 +72,7 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
 
 
 async def _joining(redis: Redis) -> list[str]:
-    """Return a sentence about each live generator, whatever it serves."""
+    """Return a sentence about the activity of each live generator in the deployment, whichever run it serves."""
     living = await alive(redis, leases=FLEET_LEASES)
     entries: dict[bytes, bytes] = await patiently(
         lambda: redis.hgetall(FLEET), what="reading the generators", timeout_s=_PATIENCE_S
@@ -84,7 +84,7 @@ async def _joining(redis: Redis) -> list[str]:
 
 
 def left_out(progress: Progress) -> list[Refusal]:
-    """Return a refusal for each replica that did not get the version pushed last."""
+    """Return a refusal (a replica and why it cannot serve) for each replica that did not get the newest weights."""
     return [
         Refusal("generator", replica_id, f"the last push left it out: {reason}", progress.updated_at_s)
         for replica_id, reason in progress.left_out.items()
@@ -94,7 +94,7 @@ def left_out(progress: Progress) -> list[Refusal]:
 def still_true(
     refused: Sequence[Refusal], *, living: Collection[str], served_by: Mapping[Kind, bool], now_s: float
 ) -> list[RefusalView]:
-    """Return the refusals to show. Replicas that are long gone and have been replaced are left out.
+    """Return the refusals to show, without refusals of replicas that are long gone and have been replaced.
 
     Args:
         refused: All refusals.

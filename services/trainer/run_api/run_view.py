@@ -1,4 +1,4 @@
-"""A run as the API shows it: its record, its queues, which replicas serve it or cannot, and why it is waiting.
+"""The response models of a run: its record, queues, replicas, refusals of replicas, and why it is waiting.
 
 record ----------------------------------------+--> RunDetail
 around it: Surroundings (run_surroundings.py) --+--> waiting.py, a sentence
@@ -142,7 +142,7 @@ class RunDetail(ListedRun):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The state around a run, read from Redis a moment ago. A run that is not running needs only ``current_run``."""
+    """A run's queues, replicas and refusals, read from Redis. A run that is not running needs only ``current_run``."""
 
     current_run: str | None
     queues: Queues = field(default_factory=Queues)
@@ -156,7 +156,7 @@ class Surroundings:
 
 
 def is_agentic(record: RunRecord) -> bool:
-    """Return whether the sessions service plays the run's rollouts."""
+    """Return whether the run has tools, environments or an agent, so that the sessions service plays its rollouts."""
     return any(record.config.get(name) for name in AGENTIC)
 
 

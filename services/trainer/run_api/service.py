@@ -42,7 +42,7 @@ _HURRY_S = 5.0
 
 
 def run_service() -> int:
-    """Run until asked to stop; returns the exit status."""
+    """Run the trainer service until it is asked to stop. Return the exit status: 0 stopped, 1 crashed, 2 user error."""
     configure_first_logging(os.environ)
     warn_of_unknown_variables(os.environ)
     try:
@@ -66,7 +66,7 @@ def run_service() -> int:
 
 
 async def serve(settings: TrainerSettings) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve the run API and metrics, and supervise runs, until SIGTERM or SIGINT.
 
     Raises:
         UserError: The user must fix something first; by itself or in an exception group.
@@ -151,7 +151,7 @@ def http_server(api: TrainerApi) -> HttpServer:
 
 
 def _split(error: BaseException) -> tuple[list[HeadraceError], BaseException | None]:
-    """Return the expected errors, and the first of any others."""
+    """Split an error or exception group into its HeadraceErrors and the first other exception, None without one."""
     if isinstance(error, HeadraceError):
         return [error], None
     if not isinstance(error, BaseExceptionGroup):

@@ -7,7 +7,7 @@ _LARGEST = 2**64 - 1
 
 
 def parse_stream_id(text: str) -> str | None:
-    """Return the id, or None if Redis would refuse it or nothing can follow it."""
+    """Return the text if it is a valid id of a stream entry after which others can follow, else None."""
     match = _ID.fullmatch(text)
     if match is None or any(int(part) > _LARGEST for part in match.groups()):
         return None

@@ -94,7 +94,7 @@ async def submit_run(
 
 
 async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, Any]:
-    """Submit under a claimed Idempotency-Key. A refused run, or one without room in Redis, releases the key."""
+    """Submit a run under a claimed Idempotency-Key. The key is released if the run is refused or Redis has no room."""
     try:
         answer = await _submit(api, raw, run_id=ticket.run_id)
     except (Problem, NoRoomError):
@@ -127,7 +127,7 @@ async def _create(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
 
 
 async def refuse_if_queue_is_full(api: TrainerApi) -> None:
-    """Raise a Problem if the queue of runs is full."""
+    """Raise a Problem (429) if the queue of runs is full."""
     most = api.settings.max_queued_runs
     if await api.store.num_queued() < most:
         return
@@ -152,7 +152,7 @@ async def _create_there(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRec
 
 
 async def _held(beginning: Beginning, run_dir: Path) -> Beginning:
-    """Keep the checkpoint that the run begins from, although another run may prune it."""
+    """Link the checkpoint that the run begins from into its directory, because another run may prune the original."""
     try:
         return await asyncio.to_thread(hold, beginning, run_dir)
     except UserError as error:

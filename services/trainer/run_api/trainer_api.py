@@ -67,7 +67,7 @@ class TrainerApi:
 def make_api(
     settings: TrainerSettings, redis: Redis, *, stopping: asyncio.Event, validator: RunValidator | None = None
 ) -> TrainerApi:
-    """Create the objects; nothing runs yet.
+    """Create the stores, the supervisor and the locks of the run API. Nothing is started yet.
 
     Raises:
         UserError: The keys file or the certificate cannot be used.

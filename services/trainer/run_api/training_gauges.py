@@ -15,7 +15,7 @@ from services.trainer.telemetry.metric_catalogue import EVALUATION, Metric, find
 
 
 class TrainingGauges(Collector):
-    """Serves the metrics of the last call of `show`, replaced as a whole."""
+    """A Prometheus collector of one run's newest training metrics. `show` replaces all of them at once."""
 
     def __init__(self) -> None:
         self._shown: tuple[str, dict[str, float]] = ("", {})
@@ -25,11 +25,11 @@ class TrainingGauges(Collector):
         self._shown = run_id, {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
 
     def clear(self) -> None:
-        """Show no metrics."""
+        """Show no metrics until the next call of `show`."""
         self._shown = "", {}
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Yield one family per metric."""
+        """Yield one family of gauges for each metric in the catalogue that the run has reported."""
         families: dict[str, GaugeMetricFamily] = {}
         run_id, metrics = self._shown
         for name, value in metrics.items():

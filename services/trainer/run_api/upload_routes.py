@@ -116,7 +116,7 @@ class UploadedModule(BaseModel):
 
 
 def upload_store(api: Api) -> UploadStore:
-    """Return the uploads; a FastAPI dependency.
+    """Return the store of uploaded files; a FastAPI dependency.
 
     Raises:
         Problem: 404 if this deployment takes no uploads.
@@ -135,7 +135,7 @@ Store = Annotated[UploadStore, Depends(upload_store)]
 
 
 def module_store(api: Api) -> ModuleStore:
-    """Return the uploaded modules; a FastAPI dependency.
+    """Return the store of uploaded Python modules; a FastAPI dependency.
 
     Raises:
         Problem: 404 if this deployment takes no code.
@@ -152,7 +152,7 @@ def module_store(api: Api) -> ModuleStore:
 
 
 def _schema() -> dict[str, Any]:
-    """Return the schema of a new upload, without references."""
+    """Return the JSON schema of ``NewUpload``, in which the schema of a file is inline instead of a reference."""
     schema = NewUpload.model_json_schema()
     del schema["$defs"]
     schema["properties"]["files"]["items"] = UploadFile.model_json_schema()
@@ -236,7 +236,11 @@ async def upload_module(
 
 
 async def _check(part: Part, store: UploadStore, api: TrainerApi) -> None:
-    """Check the hash of a file, in a thread of its own, which uses up no shared thread and does not delay the exit."""
+    """Check the hash of an uploaded file, in a thread of its own, which takes no shared thread and delays no exit.
+
+    Raises:
+        Problem: 503 if the file could not be read in time; otherwise as ``check_part`` raises.
+    """
     timeout_s = _SHORTEST_HASHING_S + part.file.size / _BYTES_HASHED_IN_A_SECOND
     async with api.hashing_uploads:
         try:
@@ -247,7 +251,11 @@ async def _check(part: Part, store: UploadStore, api: TrainerApi) -> None:
 
 
 async def _write(pieces: AsyncIterator[bytes], part: Part) -> None:
-    """Write a body to the disk as it comes. A body that breaks off counts as far as it came; one without room, not."""
+    """Write a request's body to the disk as it arrives.
+
+    If the client disconnects, the bytes until then are kept. If they cannot be written, or are more than announced,
+    all of them are removed.
+    """
     waiting = bytearray()
     try:
         try:
@@ -266,15 +274,15 @@ async def _write(pieces: AsyncIterator[bytes], part: Part) -> None:
 
 
 async def _read(request: Request, kind: type[_ModelT], *, max_nested: int) -> _ModelT:
-    """Return the body of a request.
+    """Decode the JSON body of a request, and validate it.
 
     Args:
         request: The request.
-        kind: The model.
+        kind: The pydantic model of the body.
         max_nested: Most nested values of the body.
 
     Raises:
-        BodyError: It is not declared as JSON, or is none.
+        BodyError: The body is not declared as JSON, or is not JSON.
         Problem: 422 with the mistakes.
     """
     require_json(request.headers.get("content-type", ""))

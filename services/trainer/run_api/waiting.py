@@ -1,7 +1,8 @@
-"""Explains in one sentence why a run is waiting: the sentence users look for when nothing moves.
+"""Explains in one sentence why a run is waiting, for users who see no progress.
 
-It is built only here, from what is visible from outside. What only the training rank knows, the rank writes into its
-progress, with its kind. Causes that a person must remove come before causes that pass by themselves.
+The sentence is built only here, from the run's record and the state around it in Redis. For causes that only the
+training rank knows, the rank writes a sentence and its kind into the run's progress. Causes that a person must remove
+come before causes that pass by themselves.
 """
 
 from services.trainer.run_api.run_view import Surroundings, is_agentic
@@ -15,11 +16,11 @@ _MAX_SAID = 3
 def waiting_for(
     record: RunRecord, around: Surroundings, *, note: str, stale_after_s: float, now_s: float
 ) -> Waiting | None:
-    """Return what the run needs to continue, or None if it has ended or nothing is missing.
+    """Return the reason why a run is waiting and its kind, or None if the run has ended or nothing is missing.
 
     Args:
         record: The run.
-        around: The state around it.
+        around: The run's queues, replicas and refusals.
         note: The supervisor's sentence about a rank that it restarts, or empty.
         stale_after_s: Age in seconds at which progress counts as not reported.
         now_s: Unix seconds.
@@ -62,7 +63,7 @@ def _silent_rank(record: RunRecord, duration: str) -> str:
 
 
 def _generator(around: Surroundings) -> str:
-    """Return which generator is missing and why; empty if one serves the run or waiting may be enough."""
+    """Return why the run lacks a generator; empty if a generator serves the run, or may do so without help."""
     if any(generator.serves for generator in around.generators):
         return ""
     living = [generator for generator in around.generators if generator.is_alive]
@@ -110,7 +111,7 @@ def _rank_or_consumer(record: RunRecord, around: Surroundings) -> Waiting | None
 
 
 def _last_messages(around: Surroundings, kind: Kind) -> str:
-    """Return the newest refusals of replicas of this kind; empty without any."""
+    """Return the newest reasons why replicas of this kind cannot serve the run, as a sentence; empty without any."""
     said = [it for it in around.refusals if it.kind == kind][-_MAX_SAID:]
     return f"Last messages: {'; '.join(f'{it.replica}: {it.reason}' for it in said)}" if said else ""
 

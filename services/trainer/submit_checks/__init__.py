@@ -1,1 +1,1 @@
-"""The checks before a run is accepted: data set, model, engine, rewards, places."""
+"""Checks a submitted run before it is accepted: its model, data sets, rewards, tools, vLLM options and paths."""

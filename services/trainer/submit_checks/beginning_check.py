@@ -15,7 +15,7 @@ FindRuns = Callable[[str], Awaitable[list[RunRecord]]]
 
 
 async def check_beginning(config: RunConfig, *, find_runs: FindRuns | None, settings: TrainerSettings) -> Checked:
-    """Return the beginning of a run, or nothing if it begins with its model."""
+    """Find and check the checkpoint that ``resume_from_checkpoint`` names; return an empty result if it is not set."""
     said = config.resume_from_checkpoint
     if said is None:
         return Checked()

@@ -1,4 +1,4 @@
-"""The result of one check of a submitted run, and how a check that blocks is made."""
+"""The result type of the checks of a submitted run, and a function that runs a blocking check in a thread."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from shared.files.file_roots import why_unreadable
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check.
+    """The result of one check of a submitted run.
 
     Args:
         errors: Setting and sentence for each error.
@@ -36,7 +36,7 @@ class Checked:
 async def checked_in_thread(
     setting: str, check: Callable[[], Checked], *, timeout_s: float, too_slow: Checked
 ) -> Checked:
-    """Return the result of a check that blocks on disks and networks. Its errors become part of the result.
+    """Run a check that blocks on disks and networks, in a thread with a deadline. Errors become part of the result.
 
     Args:
         setting: The setting that is checked.
@@ -55,7 +55,7 @@ async def checked_in_thread(
 
 
 def mistakes(error: UserError | OSError, *, setting: str) -> list[tuple[str, str]]:
-    """Return setting and sentence for each mistake that an error reports; ``setting`` if it names none itself."""
+    """Return (setting, message) for each mistake that an error reports. ``setting`` is used if the error names none."""
     if isinstance(error, UserError):
         return list(error.problems) or [(error.field or setting, str(error))]
     return [(setting, why_unreadable(error))]

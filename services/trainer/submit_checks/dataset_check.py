@@ -31,7 +31,7 @@ MAX_HUB_ROWS = 1000
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """Findings about one data set."""
+    """The check's results for one data set: its columns, numbers of rows, bad rows and prompt lengths."""
 
     field: str
     """The setting that names the data set."""
@@ -67,7 +67,7 @@ class SourceSummary:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """Findings about all data sets of a run."""
+    """The check's results for all data sets of a run."""
 
     epoch: int
     """Prompts of one epoch."""
@@ -84,7 +84,7 @@ class DatasetSummary:
 def check_dataset(
     config: RunConfig, *, roots: FileRoots | None = None, max_hub_rows: int = MAX_HUB_ROWS
 ) -> DatasetSummary:
-    """Check every row of files and the first rows of hub data sets, and return the findings.
+    """Check every row of files and the first ``max_hub_rows`` rows of hub data sets, and return the results.
 
     Raises:
         UserError: The file or dataset does not exist, cannot be read, or has no rows.
@@ -113,9 +113,13 @@ def check_dataset(
 
 
 def _refuse_training_rows(field: str, source: DatasetSource, *, trained: Iterable[DatasetSource]) -> None:
-    """Refuse an evaluation on training rows under another name: through a link, or as a split of rows without splits.
+    """Refuse an evaluation set that is a training set under another name.
 
-    Names that are the same were refused before (data.py).
+    Another name is a link, or another split of a local data set that has no splits. Equal names were refused before
+    (data.py).
+
+    Raises:
+        UserError: The evaluation set is a training set.
     """
     place = _place_without_splits(source)
     if place is not None and place in map(_place_without_splits, trained):
@@ -132,7 +136,7 @@ def _place_without_splits(source: DatasetSource) -> Path | None:
 
 @dataclass(frozen=True)
 class _Lengths:
-    """The length that a prompt may have, and the tokenizer that counts its tokens, if it is on this machine."""
+    """The largest length of a prompt in tokens, and the model's tokenizer to count them if it is on this machine."""
 
     tokenizer: PromptTokenizer | None
     longest: int | None

@@ -1,4 +1,4 @@
-"""Turns the findings about a run's data sets into errors, warnings, and the run's derived numbers."""
+"""Turns the results of the data set check into errors, warnings, and derived numbers such as the run's steps."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,9 @@ _LEAST_KNOWN = 0.5
 
 
 def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: int = 0) -> Checked:
-    """Return errors, warnings and derived numbers, such as the run's steps, without the ``steps_before`` it continues.
+    """Return errors, warnings and derived numbers, such as the run's steps.
+
+    If the run continues a checkpoint, the ``steps_before`` that the checkpoint contains are not counted.
 
     Raises:
         UserError: The warm-up is longer than the run, or the checkpoint that it continues has made all steps.
@@ -140,7 +142,7 @@ def _without_room(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
 
 
 def _unknown_characters(summary: DatasetSummary, *, evaluates_only: bool) -> Iterator[str]:
-    """Yield a sentence about data sets in whose prompts the tokenizer knows less than half of the characters."""
+    """Yield a warning for each data set if the tokenizer knows less than half of the characters in its prompts."""
     for source in summary.all_sources():
         is_used = not evaluates_only or source is summary.evaluation
         if is_used and source.known_share < _LEAST_KNOWN:
@@ -156,7 +158,7 @@ def _positions(config: RunConfig, source: SourceSummary) -> str:
 
 
 def _lacks_chat_template(config: RunConfig) -> bool:
-    """Whether the model is a local directory without a chat template."""
+    """Return whether the model is a local directory without a chat template."""
     if not config.model.startswith("/") or model_file(config, "chat_template.jinja") is not None:
         return False
     settings = model_file(config, "tokenizer_config.json")

@@ -27,7 +27,7 @@ _PATIENCE_S = 10.0
 
 
 class GeneratorAsker:
-    """Asks generators until one answers.
+    """Asks live generators whether vLLM accepts a run's options, one after the other until one answers.
 
     Args:
         redis: Has the list of live generators.
@@ -69,7 +69,7 @@ class GeneratorAsker:
 
 
 async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s: float) -> EngineVerdict | str:
-    """Return the verdict, or what the generator did instead as a phrase for a warning."""
+    """Ask one generator. Return its verdict, or a phrase for a warning, such as ``answered 404``."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await client.post(f"{url.rstrip('/')}{ENGINE_CHECK_PATH}", content=question, timeout=timeout_s)
@@ -86,7 +86,7 @@ async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s:
 
 
 def what_weakens_learning(config: RunConfig) -> list[str]:
-    """Return a warning if sampling is restricted and the importance weight is per completion."""
+    """Return a warning if sampling is restricted (top_p, top_k, ...) and importance weights are per completion."""
     restrictions = config.restrictions()
     if not restrictions or not config.vllm_importance_sampling_correction:
         return []

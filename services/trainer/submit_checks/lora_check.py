@@ -12,10 +12,10 @@ from shared.errors import UserError
 
 
 def check_targets(targets: Iterable[str], directory: Path) -> None:
-    """Check that the model in a directory has the layers.
+    """Check that each of a LoRA run's target names fits a linear layer of the model in ``directory``.
 
     Raises:
-        UserError: It has no layer of some name; the message lists the names it has.
+        UserError: A name fits no layer; the message lists the names of the layers.
     """
     layers = linear_layers(directory)
     unmatched = [

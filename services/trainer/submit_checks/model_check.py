@@ -34,12 +34,12 @@ _MAX_JSON_BYTES = 8 * 1024 * 1024
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether ``name`` can be a Hugging Face id, ``name`` or ``org/name``."""
+    """Return whether ``name`` can be a Hugging Face id, ``name`` or ``org/name``."""
     return _HUB_ID.fullmatch(name) is not None and ".." not in name and len(name) <= 96
 
 
 def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
-    """Return warnings. Blocks on the disk and the hub.
+    """Check a run's model, in its directory or on the hub, and return warnings. Blocks on the disk and the hub.
 
     Raises:
         UserError: The model cannot be trained; the message says why.
@@ -67,7 +67,7 @@ def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
 
 
 def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
-    """Return a lookup at the real hub; ``endpoint`` is HF_ENDPOINT by default."""
+    """Return a function that looks models up on the Hugging Face hub; ``endpoint`` is HF_ENDPOINT by default."""
 
     def lookup(name: str, revision: str | None) -> Mapping[str, Any]:
         import huggingface_hub

@@ -1,4 +1,4 @@
-"""Looks at prompts with the model's tokenizer, without transformers, for the check of a data set before a run starts.
+"""Counts the tokens of prompts when a run is submitted, with the model's tokenizer but without transformers.
 
 The count of tokens is a lower bound. It leaves out special tokens. In a conversation it also leaves out what the chat
 template adds around messages, and whitespace around their content, which some templates drop. A prompt that is too long
@@ -54,14 +54,14 @@ class PromptTokenizer:
         return None if tokenizer is None else cls(tokenizer)
 
     def count(self, prompt: Prompt) -> int:
-        """Return the number of a prompt's tokens."""
+        """Return a lower bound of the number of a prompt's tokens, without special tokens and the chat template."""
         texts = (text[:_MAX_CHARACTERS] for text in _texts(prompt))
         return sum(len(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
 
     def known_share(self, prompts: Iterable[Prompt]) -> float:
         """Return the share of the first prompts' characters, without whitespace, that the vocabulary has.
 
-        Of the others, the model sees unknown tokens, or nothing.
+        The model sees the other characters as unknown tokens, or not at all. Returns 1 without prompts.
         """
         num_characters, num_known = 0, 0
         for prompt in itertools.islice(prompts, _MAX_COMPARED):
@@ -113,9 +113,9 @@ def num_longer(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) ->
 
 
 class GroupSizes:
-    """Finds rows whose groups are larger than an entry in Redis may be, by a lower bound.
+    """Finds data set rows whose prompt groups are larger than an entry in Redis may be, by a lower bound of the size.
 
-    A group has the row, and each of its completions has the tokens of the prompt. With ``max_prompt_length``, long
+    A group contains the row once, and the prompt's tokens once for each completion. With ``max_prompt_length``, long
     prompts are dropped before that, so only the columns count.
     """
 

@@ -34,7 +34,7 @@ class RewardNeeds:
 async def check_rewards(
     config: RunConfig, *, rewarder_url: str, api_key: str, timeout_s: float, tls: PeerTls = PUBLIC_TLS
 ) -> list[RewardNeeds]:
-    """Return what each reward function needs.
+    """Ask the rewarder, and return the data set columns that each of the run's reward functions needs.
 
     Raises:
         Problem: 422 with the rewarder's own sentence, or 503 if the rewarder cannot be used.

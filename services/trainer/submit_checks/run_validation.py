@@ -45,7 +45,7 @@ EngineCheck = Callable[[RunConfig], Awaitable[EngineVerdict]]
 
 @dataclass(frozen=True)
 class ValidRun:
-    """A config without errors.
+    """A submitted run that passed all checks.
 
     Args:
         config: The settings, with defaults.
@@ -61,7 +61,7 @@ class ValidRun:
 
 
 class RunValidator:
-    """Validates submitted runs.
+    """Makes all checks of a submitted run.
 
     Args:
         settings: Timeouts, and the addresses of the services that check parts of a run.
@@ -87,7 +87,7 @@ class RunValidator:
         self._lookup = lookup or hub_lookup(settings.hub_timeout_s)
 
     async def validate(self, raw: Any) -> ValidRun:
-        """Return the validated run.
+        """Check a run's settings and everything that they name, and return the validated run.
 
         Raises:
             Problem: 422 with one sentence per error, or 503 if a service that checks a part of it is away, or the data
@@ -142,7 +142,7 @@ class RunValidator:
         return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)
 
     async def _same_name(self, name: str | None) -> list[str]:
-        """Return a sentence if other runs have this name."""
+        """Return a warning if other runs have this name; empty if none has it."""
         if name is None or self._find_runs is None:
             return []
         found = [record for record in await self._find_runs(name) if record.name == name]
@@ -233,7 +233,7 @@ class RunValidator:
 
 
 async def _answered(check: Awaitable[Checked]) -> Checked:
-    """Return the result of a check that another service makes, which may refuse the run or be away."""
+    """Return the result of a check by another service. Its refusal, or its absence, becomes part of the result."""
     try:
         return await check
     except Problem as error:
@@ -278,7 +278,10 @@ def _missing_columns(needs: list[RewardNeeds], columns: list[str]) -> list[str]:
 
 
 def check_group_size(config: RunConfig) -> list[tuple[str, str]]:
-    """Return an error if a group of longest completions would be larger than a message may be, and be buried."""
+    """Return an error if a prompt group with completions of maximum length would be too large for a Redis entry.
+
+    Such a group would be buried.
+    """
     num_rollouts = max(config.num_generations, config.num_generations_eval or 0)
     of_prompts = (config.max_prompt_length or 0) * _BYTES_PER_PROMPT_TOKEN
     of_completions = config.max_completion_length * _BYTES_PER_TOKEN
@@ -297,7 +300,10 @@ def check_group_size(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def unread_options(config: RunConfig) -> list[str]:
-    """Return a sentence for each option that was set without effect; ``config`` is as submitted."""
+    """Return a warning for each option that was set without effect, such as ``num_train_epochs`` with ``max_steps``.
+
+    ``config`` is as submitted, so that its ``model_fields_set`` has only options that the user set.
+    """
     return [f"{name} has no effect: {reason}" for name, reason in _unread(config) if name in config.model_fields_set]
 
 

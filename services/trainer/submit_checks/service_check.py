@@ -1,4 +1,4 @@
-"""Asks a service whether it can use what a run names, so that a mistake fails at submit, not in a run.
+"""Asks the rewarder or the sessions service whether it can use a run's settings, so that mistakes fail at submit.
 
 POST {url}{path}   200 -> the service's answer
                    422 -> the service's own sentences, as errors of the run
@@ -23,14 +23,14 @@ _MAX_ANSWER_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class CheckingService:
-    """A service that checks what runs name.
+    """A service that checks one option of submitted runs, with its route.
 
     Attributes:
         name: The service's name in sentences.
         path: The route.
-        variable: The trainer's variable that has the service's address.
+        variable: The trainer's environment variable with the service's address.
         option: The run's option that it checks.
-        what: The same in words.
+        what: A noun for the values of the option, such as ``tools``.
     """
 
     name: str
@@ -49,7 +49,7 @@ async def ask(
     timeout_s: float,
     tls: PeerTls = PUBLIC_TLS,
 ) -> dict[str, Any]:
-    """Return the service's answer.
+    """Have a service check a run's option, and return its JSON answer.
 
     Args:
         service: The service and its route.

@@ -1,4 +1,4 @@
-"""Checks at submit that the trainer can make the run. Otherwise its training rank would refuse the run later.
+"""Checks at submit that a run's training ranks will find the GPUs, packages, tokens and permissions that they need.
 
     nnodes              several machines need an address at which their ranks meet
     nproc_per_node      each rank needs its own GPU, if there are any
@@ -37,7 +37,7 @@ _PROBE = b"headrace tried whether it can write here; this may be removed"
 
 @dataclass(frozen=True)
 class _Need:
-    """What one option needs where the training ranks run.
+    """A GPU or a package that one option needs where the training ranks run.
 
     Attributes:
         option: The option.
@@ -59,7 +59,7 @@ _EXTRAS = {"bitsandbytes": "trainer-8bit", "liger_kernel": "trainer-gpu"}
 
 
 def check_surroundings(config: RunConfig, settings: TrainerSettings) -> list[tuple[str, str]]:
-    """Return setting and sentence for each requirement that is missing where the training ranks run."""
+    """Return (setting, message) for each requirement of the run that is missing where its training ranks run."""
     environment = settings.rank_environment()
     errors = check_environment(config, environment)
     try:
@@ -70,7 +70,7 @@ def check_surroundings(config: RunConfig, settings: TrainerSettings) -> list[tup
 
 
 def check_environment(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return setting and sentence for each requirement that a training rank with this environment would miss."""
+    """Return (setting, message) for each requirement that a training rank with this environment would miss."""
     gpus = num_gpus(environment)
     errors: list[tuple[str, str]] = []
     for need in _needs(config):
@@ -119,7 +119,7 @@ def _needs(config: RunConfig) -> list[_Need]:
 
 
 def has_hub_token(environment: Mapping[str, str]) -> bool:
-    """Whether huggingface_hub would find a token in this environment or in the file that `hf auth login` writes."""
+    """Return whether huggingface_hub finds a token in this environment or in the file that `hf auth login` writes."""
     if any(environment.get(name, "").strip() for name in _TOKENS):
         return True
     home = Path(environment.get("HOME", "~")).expanduser()
@@ -133,7 +133,7 @@ def has_hub_token(environment: Mapping[str, str]) -> bool:
 
 
 def _check_compilers(config: RunConfig, environment: Mapping[str, str], *, has_gpu: bool) -> list[tuple[str, str]]:
-    """Return setting and sentence if torch.compile's own backend has no compiler."""
+    """Return (setting, message) if torch.compile is to use its default backend, inductor, and a compiler is missing."""
     if not config.torch_compile or config.compile_backend != INDUCTOR:
         return []
     instead = "or set torch_compile_backend: aot_eager, which needs no compiler"
@@ -170,14 +170,17 @@ def _check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether ``import name`` finds a library."""
+    """Return whether ``import name`` finds a library."""
     spec = importlib.util.find_spec(name)
     # A plain folder, such as the `wandb` that wandb leaves behind, can be imported too, but has no file.
     return spec is not None and spec.origin is not None
 
 
 def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
-    """Return setting and sentence for each error. Blocks for as long as the store takes."""
+    """Check that weights can be written to ``weight_dir``, and return (setting, message) for each error. Blocks.
+
+    A store is written to, read and cleaned up; a local directory is only looked at.
+    """
     path = weight_dir.removeprefix("file://")
     if "://" not in path:
         there = next(parent for parent in (Path(path), *Path(path).parents) if os.path.exists(parent))

@@ -40,7 +40,10 @@ def rank_command(run_id: str, config: RunConfig, settings: TrainerSettings) -> l
 
 
 def ranks_per_node(config: RunConfig, environment: Mapping[str, str]) -> int:
-    """Return the number of ranks per machine: the run's setting, else one per GPU, at least one."""
+    """Return the number of training ranks per machine: the run's setting, or with ``auto`` one per GPU.
+
+    With ``auto`` it is 1 without a GPU, with ``load_in_4bit``, and with an optimizer that cannot be sharded.
+    """
     if config.nproc_per_node != "auto":
         return config.nproc_per_node
     if config.load_in_4bit:

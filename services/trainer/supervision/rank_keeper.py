@@ -1,4 +1,4 @@
-"""Keeps the training rank of the served run alive.
+"""Starts the training rank of the current run, watches it, and restarts it when it crashes.
 
     start --rank exits 0 after it wrote how the run ended--> done
      ^  |
@@ -66,7 +66,7 @@ class RankKeeper:
         self.rank: RankProcess | None = None
 
     def note(self, run_id: str) -> str:
-        """Return what a run waits for before its rank can continue; empty if nothing."""
+        """Return the reason why a run's rank is not training, such as a full disk or a crash; empty without one."""
         return self._notes.get(run_id, "")
 
     def forget_fence(self, run_id: str) -> None:
@@ -129,10 +129,10 @@ class RankKeeper:
                 self.rank = None
 
     async def _start_rank(self, record: RunRecord) -> RankProcess:
-        """Start the rank.
+        """Start the run's training rank, with its output in ``rank.log``.
 
         Raises:
-            UserError: It cannot be started, or the run's checkpoints are gone: it would begin anew without a word.
+            UserError: It cannot be started, or the run's directory is gone: it would begin anew without a word.
             OSError: Its log cannot be written.
         """
         _require_directory(await self._store.get(record.run_id) or record)
@@ -146,7 +146,10 @@ class RankKeeper:
         return rank
 
     async def _watch(self, run_id: str, rank: RankProcess) -> int:
-        """Return the exit status of a rank. Kill it if it outlives its run for long."""
+        """Wait for a rank to exit, and return its exit status. End it if this process is asked to end.
+
+        It is also ended if it outlives its run for long, and killed if a signal has stopped it for a minute.
+        """
         started_at_s, overdue_s = time.time(), 0.0
         stops = Stops(every_s=self._settings.supervise_every_s)
         while not self._stopping.is_set():
@@ -229,7 +232,7 @@ class RankKeeper:
 
 
 def rank_log(record: RunRecord) -> Path:
-    """Return the path of the rank's log."""
+    """Return the path of the file with the output of a run's training ranks: ``rank.log`` in the run's directory."""
     return Path(record.run_dir) / "rank.log"
 
 
@@ -240,7 +243,7 @@ def _require_directory(record: RunRecord) -> None:
 
 
 def _is_over(record: RunRecord) -> bool:
-    """Whether a run that had a rank has ended. One that failed may have been resumed, and waits for its turn again."""
+    """Return whether a run that had a rank has ended. A run that failed and was resumed is queued, and counts too."""
     return record.status in TERMINAL or record.status == "queued"
 
 

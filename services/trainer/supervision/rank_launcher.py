@@ -146,7 +146,7 @@ def launch(node: Node) -> int:
 
 
 def _join_until_over(node: Node) -> int:
-    """Join every incarnation of the group, until rank 0 reports the end of the run."""
+    """Start this machine's ranks again each time the group crashes, until the run is over; return the exit status."""
     pause_s = _FIRST_PAUSE_S
     while True:
         began_at = time.monotonic()
@@ -159,7 +159,7 @@ def _join_until_over(node: Node) -> int:
 
 
 def _status_of(statuses: dict[int, int], words: dict[int, Word]) -> int:
-    """Log the cause as the last line, and return the exit status for the whole group."""
+    """Log why the group of ranks ended, as the last line of the log, and return the exit status of the group."""
     said = [*statuses.values(), *(word.status for word in words.values() if not word.is_loss)]
     status = next((wanted for wanted in (FENCED, REFUSED) if wanted in said), CRASHED)
     # torchrun sends SIGTERM to the remaining ranks.

@@ -32,7 +32,7 @@ BACKEND = "headrace"
 
 
 class BoundRendezvous(RendezvousHandler):
-    """A rendezvous of a fixed number of nodes that know their numbers.
+    """A torchrun rendezvous of a fixed number of machines, each of which is given its number.
 
     Args:
         host: Address on node 0.
@@ -56,7 +56,7 @@ class BoundRendezvous(RendezvousHandler):
 
     @classmethod
     def of(cls, parameters: RendezvousParameters) -> "BoundRendezvous":
-        """Create one from torchrun's parameters."""
+        """Create a rendezvous from torchrun's parameters."""
         host, port = split_endpoint(parameters.endpoint)
         config: Any = parameters.config  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return cls(
@@ -74,31 +74,31 @@ class BoundRendezvous(RendezvousHandler):
         return True
 
     def get_backend(self) -> str:
-        """See RendezvousHandler."""
+        """Return the name by which torchrun finds this rendezvous."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """See RendezvousHandler. The agents wait for each other in the store."""
+        """Return this machine's number, the number of machines, and the store in which torchrun's agents meet."""
         store = c10d.PrefixStore("agents", self.store)
         return RendezvousInfo(store, self._node_rank, self._num_nodes, self._where)
 
     def is_closed(self) -> bool:
-        """See RendezvousHandler."""
+        """Return False: this rendezvous is never closed."""
         return False
 
     def set_closed(self) -> None:
-        """See RendezvousHandler."""
+        """Do nothing: this rendezvous is never closed."""
 
     def num_nodes_waiting(self) -> int:
-        """See RendezvousHandler. Always 0: a lost rank ends the group, and all ranks start again."""
+        """Return 0: torchrun must not form the group again. A lost rank ends the group, and all ranks start again."""
         return 0
 
     def get_run_id(self) -> str:
-        """See RendezvousHandler."""
+        """Return the id of the run that the ranks train."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """See RendezvousHandler."""
+        """Return True, and do nothing: the store is read after the ranks have ended."""
         return True
 
 
@@ -106,7 +106,7 @@ _made: list[BoundRendezvous] = []
 
 
 def register() -> None:
-    """Register this rendezvous with torchrun."""
+    """Register this rendezvous with torchrun, as backend ``headrace``."""
     rendezvous_handler_registry.register(BACKEND, _make)
 
 
@@ -121,7 +121,7 @@ def _make(parameters: RendezvousParameters) -> BoundRendezvous:
 
 
 def _may_yet_be_ours(host: str, error: OSError) -> bool:
-    """Return whether the host is a name that may still resolve to the address of this machine's predecessor."""
+    """Return whether this machine may get the host name later: DNS does not know it yet, or has another address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

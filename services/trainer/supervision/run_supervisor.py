@@ -45,7 +45,7 @@ class RunSupervisor:
         self.keeper = RankKeeper(store, settings=settings, stopping=stopping, pause=self._pause)
 
     def wake(self) -> None:
-        """Look at the runs now, because one was submitted or asked to stop."""
+        """Have `supervise` look at the runs now, because a run was submitted or asked to stop."""
         self._news.set()
 
     async def stop_run(self, run_id: str) -> None:
@@ -111,7 +111,7 @@ class RunSupervisor:
             self.keeper.kill()
 
     async def _next_run(self) -> RunRecord | None:
-        """Give the fleet to a run, record that, and return the run, or None if no run waits."""
+        """Give the fleet to a run and return it; return None if no run waits, or if Redis is full."""
         try:
             # Requests take this lock too, so it must not be held while Redis is full.
             async with self._changing:
@@ -152,6 +152,6 @@ class RunSupervisor:
             await asyncio.to_thread(remove_links_unless_resumable, Path(record.run_dir))
 
     async def _pause(self, timeout_s: float) -> None:
-        """Wait for news, for the end of this process, or for ``timeout_s`` seconds."""
+        """Wait until `wake` is called or this process is asked to end, but no longer than ``timeout_s`` seconds."""
         await first_of(self._news.wait(), self._stopping.wait(), timeout_s=timeout_s)
         self._news.clear()

@@ -1,1 +1,1 @@
-"""Observability of a run: metrics, rollout log, reports to trackers."""
+"""Observability of a run: metrics, log files, warnings, traces, and reports to trackers such as wandb."""

@@ -29,14 +29,14 @@ Cell = str | float | None
 
 @dataclass(frozen=True)
 class CompletionsTable:
-    """Column names, and rows with one cell per column."""
+    """A table of completions: column names, and rows with one cell per column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
 def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_prompts: bool = False) -> CompletionsTable:
-    """Return one row per completion, or only the first completion of each prompt."""
+    """Return a table with one row per completion; with ``unique_prompts``, only the first one of each prompt."""
     rollouts = rollouts_of(groups)
     names = metric_names(reward_names(rollouts))
     outcomes = [outcome for rollout in rollouts for outcome in rollout.rewards]
@@ -95,7 +95,7 @@ def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None)
 
 
 def _versions(table: CompletionsTable, rows: Sequence[tuple[Cell, ...]]) -> str:
-    """Return the version of each function in the rows; several if its file was edited in between."""
+    """Return a line with each reward function's version; several versions if its file was edited in between."""
     found: list[str] = []
     for index, name in enumerate(table.columns):
         versions = dict.fromkeys(str(row[index]) for row in rows if row[index])

@@ -58,7 +58,7 @@ class _Life:
 
 
 class GroupTraces:
-    """The traces of one run.
+    """Records what happens to one run's prompt groups, and sends a trace of each group once a checkpoint contains it.
 
     Args:
         run_id: The run's id.
@@ -83,7 +83,7 @@ class GroupTraces:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], *, run_id: str, replica_id: str) -> "GroupTraces":
-        """Return traces that go to the collector in the environment, or disabled ones."""
+        """Return a GroupTraces for the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, or a disabled one."""
         if not any(environment.get(f"OTEL_EXPORTER_OTLP_{which}ENDPOINT") for which in ("", "TRACES_")):
             return cls()
         try:
@@ -105,7 +105,7 @@ class GroupTraces:
 
     @classmethod
     def through(cls, processor: "SpanProcessor", *, run_id: str, replica_id: str) -> "GroupTraces":
-        """Return traces that are sent through a span processor of the SDK."""
+        """Return a GroupTraces that sends through this span processor of the SDK."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
@@ -119,7 +119,7 @@ class GroupTraces:
         return cls(run_id, replica_id=replica_id, tracers=tracers, end=processor.shutdown)
 
     def trained(self, groups: Iterable[WaitingGroup], *, step: int) -> None:
-        """Record that the weights contain these groups since optimizer step ``step``."""
+        """Record that optimizer step ``step`` trained these groups."""
         for waiting in groups:
             self._note(waiting, TRAINED, {"headrace.outcome": TRAINED, "headrace.step": step})
 

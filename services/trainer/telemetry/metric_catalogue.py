@@ -21,7 +21,7 @@ _WORDS = {"share": "ratio", "tokens/s": "tokens_per_second"}
 
 @dataclass(frozen=True)
 class Metric:
-    """One row of the table.
+    """The name, unit and meaning of a metric that is logged for steps or evaluations.
 
     Attributes:
         name: Name in metrics.jsonl.
@@ -41,12 +41,12 @@ class Metric:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """A pattern that matches names of this metric, with the placeholders as groups."""
+        """A pattern that matches logged names of this metric, with the placeholders as named groups."""
         return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(self.name)))
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """The placeholders in the name."""
+        """The placeholders in the name, such as ``reward``, which become Prometheus labels."""
         return tuple(re.findall(r"\{(\w+)\}", self.name))
 
     @cached_property

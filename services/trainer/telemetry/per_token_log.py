@@ -25,11 +25,11 @@ _REFERENCES = ("solution", "answer")
 
 
 class TokenArrays(Protocol):
-    """The trainer's values at each sampled token of one row: the core's PerTokenArrays."""
+    """The trainer's values at each sampled token of one row, as core_results.PerTokenArrays has them."""
 
     @property
     def trainer_logprobs(self) -> npt.NDArray[np.float32]:
-        """Logprobs in nats."""
+        """Logprob of each token under the trainer's policy, in nats."""
         ...
 
     @property
@@ -102,13 +102,13 @@ def rollout_rows(
 
 
 def _reference(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the gold answer as the field ``reference`` of a row; empty without a column of `accuracy_reward`."""
+    """Return the gold answer as the field ``reference``; empty without a column ``solution`` or ``answer``."""
     found = next((columns[name] for name in _REFERENCES if columns.get(name) is not None), None)
     return {} if found is None else {"reference": _as_json(found)}
 
 
 def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
-    """Return a function's outcome with its version, and what it reports and logs beside its value."""
+    """Return a reward function's outcome as JSON, with its version, components and logged metrics."""
     row: dict[str, Any] = {
         "outcome": outcome.outcome,
         "value": outcome.value,
@@ -125,7 +125,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _of_agents(rollout: Rollout) -> dict[str, Any]:
-    """Return what only rollouts of agents have: further rows, tool calls, an environment, the reason for being lost."""
+    """Return the fields that only agents' rollouts have: several rows, tool calls, environment, and why it was lost."""
     rows = [
         {"num_tokens": row.num_sampled, "num_turns": len(row.turns), "finish_reason": _finish_reason(row)}
         for row in rollout.rows
@@ -143,7 +143,7 @@ def _finish_reason(row: Row) -> str | None:
 
 
 def _token_lists(rollout: Rollout, arrays: Sequence[TokenArrays]) -> dict[str, list[int] | list[float | None]]:
-    """Return the lists over the sampled tokens of all rows, one row after the other."""
+    """Return one list per quantity, with a value for each sampled token of all rows, one row after the other."""
     rows = rollout.rows
     advantages = [np.broadcast_to(of_row.advantage, row.num_sampled) for row, of_row in zip(rows, arrays, strict=True)]
     return {

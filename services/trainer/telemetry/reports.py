@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Reports:
-    """The reports of one run.
+    """Sends one run's metrics and tables of completions to its trackers.
 
     Args:
         config: The run's config.
@@ -140,13 +140,13 @@ class MetricWindow:
                 self._values.setdefault(name, []).append(value)
 
     def take(self) -> dict[str, float]:
-        """Return one number per metric, and start anew."""
+        """Return the combined value of each metric, and forget the steps."""
         values, self._values = self._values, {}
         return {name: found[-1] if is_latest(name) else math.fsum(found) / len(found) for name, found in values.items()}
 
 
 def tracker_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics under TRL's names in trackers, without NaN and infinite values."""
+    """Rename metrics as TRL does in trackers, with ``train/`` or ``eval/`` in front. Drop NaN and infinite values."""
     return {
         f"eval/{name.removeprefix(EVALUATION)}" if name.startswith(EVALUATION) else f"train/{name}": value
         for name, value in metrics.items()

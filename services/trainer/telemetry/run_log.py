@@ -36,7 +36,7 @@ _MAX_EVENTS = 20_000
 
 
 class RunLog:
-    """The log files of one run, and its event stream.
+    """Writes the log files of one run, and its events to a Redis stream.
 
     Args:
         redis: Client of redis_connection.py.
@@ -65,7 +65,7 @@ class RunLog:
             raise UserError(f"the run directory {run_dir} cannot be written: {error}") from error
 
     def cut_back_to(self, step: int) -> int:
-        """Remove what was logged after optimizer step ``step``, and return the last step that had been logged."""
+        """Remove metrics, rollouts and evaluations of steps after ``step``; return the last step that was logged."""
         last = step
         for log_of_steps in (self._metrics, self._evaluations):
             if log_of_steps.exists():
@@ -101,7 +101,7 @@ class RunLog:
         return {int(step) for line in lines if (step := _step_of(line)) < math.inf}
 
     async def metrics(self, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of one step. NaN and infinity become null."""
+        """Append the metrics of one step to ``metrics.jsonl``. NaN and infinity become null."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
         await self._write(lambda: _append(self._metrics, line), "metrics")
         self._unsynced.add(self._metrics)
@@ -133,12 +133,12 @@ class RunLog:
         await self._write(lambda: sync(*paths), "metrics and rollouts")
 
     async def settled(self, step: int, group_ids: list[str], *, by: str) -> None:
-        """Record that groups left their stream for good after the checkpoint of ``step``."""
+        """Record that these groups were acked, by the replica ``by``, after the checkpoint of ``step``."""
         line = json.dumps({"step": step, "at_s": time.time(), "by": by, "group_ids": group_ids})
         await self._write(lambda: _append(self._settled, line), "the log of settled groups")
 
     async def push(self, numbers: Mapping[str, Any]) -> None:
-        """Append the result of a weight push."""
+        """Append the result of a weight push to ``pushes.jsonl``."""
         line = json.dumps({"at_s": time.time(), **numbers})
         await self._write(lambda: _append(self._pushes, line), "the log of pushes")
         await self.event("push", line)

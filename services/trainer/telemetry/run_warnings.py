@@ -1,4 +1,4 @@
-"""Says in plain words what looks wrong in a run's newest metrics: the warnings of the run API and the commands.
+"""Finds problems in a run's newest metrics, and describes them in sentences for the run API and the command line.
 
     metrics.jsonl, its last lines --+
     evaluations.jsonl, last line ---+--> find_warnings --> kind for programs, sentence for people
@@ -31,7 +31,7 @@ _NOTHING_AHEAD, _TRUNCATED, _FAILED, _DROPPED = 0.8, 0.5, 0.1, 0.9
 
 @dataclass(frozen=True)
 class RunWarning:
-    """Something about a run that looks wrong.
+    """A likely problem of a run, found in its metrics.
 
     Args:
         kind: A stable name that programs may compare.
@@ -55,7 +55,7 @@ def read_warnings(run_dir: Path, config: Mapping[str, Any]) -> list[RunWarning]:
 def find_warnings(
     lines: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[RunWarning]:
-    """Return the warnings, the worst first.
+    """Return the warnings about a run that its newest metrics give, the worst first.
 
     Args:
         lines: The newest lines of metrics, oldest first, of at most MAX_BATCHES batches.
@@ -115,7 +115,10 @@ def _failing_rewards(batches: Sequence[Mapping[str, Any]]) -> list[RunWarning]:
 
 
 def _unscorable(batches: Sequence[Mapping[str, Any]]) -> RunWarning | None:
-    """Warn of groups that are in no other metric, because too few of their completions were scored."""
+    """Warn if many groups were dropped because too few of their completions were scored.
+
+    Such groups are in none of the reward metrics.
+    """
     dropped, settled = _growth(batches, "groups/dropped/unscorable"), _num_settled(batches)
     if not settled or dropped / settled <= _FAILED:
         return None
@@ -142,7 +145,7 @@ def _truncated(batches: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) 
 
 
 def _without_calls(batches: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> RunWarning | None:
-    """Warn of calls that may never have been found: a parser that does not fit the policy leaves them in the text."""
+    """Warn if no tool was called. A tool-call parser that does not fit the policy leaves the calls in the text."""
     calls = _values(batches, "tools/call_frequency")
     has_tools = config.get("tools") or config.get("mcp_servers")  # an environment may have none
     if not has_tools or len(calls) < len(batches) or any(calls):

@@ -34,7 +34,7 @@ WINDOW_S = 10.0
 
 @dataclass(frozen=True)
 class TrainedGroup:
-    """A group as trained in a step: one reward and one advantage per completion; the reward is NaN if unscored."""
+    """A prompt group as a step trained it: a reward and an advantage per completion. Unscored rewards are NaN."""
 
     waiting: WaitingGroup
     rewards_G: Rewards
@@ -43,21 +43,21 @@ class TrainedGroup:
 
 
 class Counts(Protocol):
-    """Numbers of groups by outcome, as in ledger.py."""
+    """The numbers of prompt groups that were admitted, trained and dropped, as the ledger counts them (ledger.py)."""
 
     @property
     def admitted(self) -> int:
-        """Admitted groups."""
+        """Number of admitted groups."""
         ...
 
     @property
     def num_trained(self) -> int:
-        """Admitted groups that were trained."""
+        """Number of admitted groups that were trained."""
         ...
 
     @property
     def num_dropped(self) -> int:
-        """Admitted groups that were dropped."""
+        """Number of admitted groups that were dropped."""
         ...
 
     def dropped_by_reason(self) -> Mapping[str, int]:
@@ -66,7 +66,7 @@ class Counts(Protocol):
 
 
 def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, config: RunConfig) -> dict[str, float]:
-    """Return the metrics of rollouts whose training begins at ``policy_version``."""
+    """Return the metrics of a batch's rollouts: rewards, lengths, and staleness relative to ``policy_version``."""
     rollouts = rollouts_of(groups)
     metrics = _lengths(rollouts) | _rewards(groups, config)
     if any(not group.waiting.group.prompt.prompt_ids for group in groups):
@@ -141,7 +141,7 @@ class RecentRate:
 
 
 def num_seen_tokens(groups: Sequence[TrainedGroup]) -> int:
-    """Return TRL's ``num_tokens``: each completion with its prompt. Between turns only sampled tokens count."""
+    """Return TRL's ``num_tokens``: prompt tokens plus sampled tokens. Text between an agent's turns does not count."""
     return sum(rollout.rows[0].num_prompt + rollout.num_sampled for rollout in rollouts_of(groups) if rollout.rows)
 
 

@@ -19,7 +19,7 @@ _COMET_KEY_LENGTH = 32
 
 
 class Tracker(Protocol):
-    """One tracker's library."""
+    """Interface to the library of one tracker, such as wandb."""
 
     takes_back: ClassVar[bool]
     """Whether it can remove reports after the step that a run resumed from."""
@@ -38,7 +38,7 @@ class Tracker(Protocol):
 
 
 class _TensorBoard:
-    """TensorBoard event files."""
+    """Writes TensorBoard event files to the run's directory."""
 
     takes_back: ClassVar[bool] = True
 
@@ -71,7 +71,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Weights & Biases. It uses our run id, so that a resumed run continues there."""
+    """Reports to Weights & Biases under headrace's run id, so that a resumed run continues there."""
 
     takes_back: ClassVar[bool] = False
 
@@ -103,7 +103,7 @@ class _Wandb:
 
 
 class _Trackio:
-    """Trackio: a local database, or a Space if TRACKIO_SPACE_ID names one. It identifies runs by name."""
+    """Reports to Trackio: to a local database, or to the Space in TRACKIO_SPACE_ID. Trackio identifies runs by name."""
 
     takes_back: ClassVar[bool] = False
 
@@ -123,7 +123,10 @@ class _Trackio:
 
 
 class _MLflow:
-    """MLflow: the server of MLFLOW_TRACKING_URI, or a database in the run's directory. A tag has our run id."""
+    """Reports to MLflow: to the server in MLFLOW_TRACKING_URI, or to a database in the run's directory.
+
+    A tag has headrace's run id, by which a resumed run finds its MLflow run.
+    """
 
     takes_back: ClassVar[bool] = False
 
@@ -159,7 +162,7 @@ class _MLflow:
 
 
 class _SwanLab:
-    """SwanLab, under our run id: the server and key of SWANLAB_*, or files in the run's directory."""
+    """Reports to SwanLab under headrace's run id: to the server in SWANLAB_*, or to files in the run's directory."""
 
     takes_back: ClassVar[bool] = False
 
@@ -186,7 +189,7 @@ class _SwanLab:
 
 
 class _Comet:
-    """Comet: the server and key of COMET_*, or an archive in the run's directory with COMET_START_ONLINE=0."""
+    """Reports to Comet: to the server in COMET_*, or with COMET_START_ONLINE=0 to an archive in the run's directory."""
 
     takes_back: ClassVar[bool] = False
 
@@ -237,7 +240,7 @@ def _plain(value: Any) -> bool | float | str:
 
 
 def _markdown(columns: list[str], rows: list[list[Any]]) -> str:
-    """Return a table in Markdown."""
+    """Return columns and rows as a Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 

@@ -25,7 +25,7 @@ _MAX_WAITING_BYTES = 32 * 1024 * 1024
 
 
 class TrackerProcess:
-    """One tracker of one run.
+    """Runs one tracker's library in a child process, and feeds it the run's reports from a thread.
 
     Args:
         name: Name in ``report_to``.
@@ -47,17 +47,17 @@ class TrackerProcess:
 
     @property
     def num_lost(self) -> int:
-        """Lines that the tracker did not take."""
+        """Number of reports that did not reach the tracker."""
         return self._num_lost
 
     @property
     def num_waiting(self) -> int:
-        """Lines that are not confirmed yet. The first of them may be in the tracker already."""
+        """Number of reports that are not confirmed yet. The first of them may be in the tracker already."""
         return self._num_waiting
 
     @property
     def failure(self) -> str:
-        """Why the tracker takes no more lines; empty while it does."""
+        """The reason why the tracker takes no more reports; empty while it takes them."""
         return self._failure
 
     @property
@@ -66,11 +66,11 @@ class TrackerProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the feeding thread."""
+        """Start the thread that starts the tracker's process and sends it the reports."""
         self._thread.start()
 
     def put(self, message: Mapping[str, Any]) -> None:
-        """Queue one message. Returns at once."""
+        """Queue one report, or drop and count it if the tracker has failed or is too far behind. Returns at once."""
         line = _line(message)
         with self._lock:
             if self._failure or self._waiting_bytes + len(line) > _MAX_WAITING_BYTES:
@@ -81,11 +81,11 @@ class TrackerProcess:
         self._lines.put(line)
 
     def end(self) -> None:
-        """End the input. Messages that wait are still reported."""
+        """End the input. Reports that wait are still sent."""
         self._lines.put(None)
 
     def wait(self, *, timeout_s: float) -> None:
-        """Wait for the end. Reports that take longer than ``timeout_s`` seconds are lost."""
+        """Wait until the tracker has taken all reports. After ``timeout_s`` seconds, the rest are lost."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._fail(f"it did not finish within {timeout_s:.0f} s after the run")

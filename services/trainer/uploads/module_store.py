@@ -1,4 +1,4 @@
-"""Keeps Python modules that clients upload where the rewarder and the sessions service import them.
+"""Stores Python modules that clients upload in a directory from which the rewarder and the sessions service import.
 
     rewards, its source --> rewards_{first digits of the source's SHA-256}.py in HEADRACE_CODE_UPLOADS_DIR
 
@@ -27,10 +27,10 @@ _PART = ".uploading"
 
 
 class ModuleStore:
-    """The uploaded modules in one directory.
+    """Stores uploaded Python modules in one directory, and deletes unused ones.
 
     Args:
-        directory: Where they are kept.
+        directory: The directory of the modules, from which other services import them.
         disk: The directory's disk.
     """
 
@@ -41,7 +41,7 @@ class ModuleStore:
         """Held while modules come, are used, or expire."""
 
     def add(self, name: str, source: str) -> str:
-        """Keep a module, and return its name with the digits of its hash. It is a use of the module.
+        """Store a module, and return its name with the digits of its hash. This is a use, which delays its expiry.
 
         Raises:
             Problem: 413 for a source that is too long, 422 if it declares another encoding than UTF-8, 409 if a
@@ -74,7 +74,7 @@ class ModuleStore:
         return module
 
     def use(self, *texts: str) -> None:
-        """Note a use of the modules that a run's settings name, as ``module:function``."""
+        """Note a use of the uploaded modules that the texts name as ``module:function``, which delays their expiry."""
         with self._changing:
             for module in _named_in(texts):
                 _touch(self._directory / f"{module}.py")
@@ -109,7 +109,7 @@ def _touch(path: Path) -> None:
 
 
 def _require_utf8(code: bytes) -> None:
-    """Raise a Problem for a source that declares another encoding. It was sent as text, and is kept in UTF-8."""
+    """Raise a Problem (422) if a source declares another encoding than UTF-8, because it is stored in UTF-8."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(code).readline)
     except SyntaxError as error:

@@ -1,4 +1,4 @@
-"""The disk that uploads are written to: how much of it they may take, and its errors in words."""
+"""Checks the disk that uploads are written to for free space, and turns its errors into HTTP problems."""
 
 import contextlib
 import shutil
@@ -10,12 +10,12 @@ from services.trainer.problems import Problem
 
 
 class UploadDisk:
-    """The disk of one directory.
+    """The disk of a directory for uploads: checks for free space, and describes errors for clients.
 
     Args:
-        directory: Where uploads are kept.
-        variable: The trainer's variable that names it, for messages.
-        keep_free_bytes: Free space that they leave.
+        directory: The directory of the uploads.
+        variable: The trainer's variable that names the directory, for messages.
+        keep_free_bytes: Free space that uploads must leave on the disk.
     """
 
     def __init__(self, directory: Path, *, variable: str, keep_free_bytes: int) -> None:
@@ -24,21 +24,21 @@ class UploadDisk:
         self._keep_free_bytes = keep_free_bytes
 
     def require(self, num_bytes: int) -> None:
-        """Raise a Problem if this many bytes have no room."""
+        """Raise a Problem (507) if this many more bytes would leave less than ``keep_free_bytes`` free on the disk."""
         free = shutil.disk_usage(self._directory).free
         if num_bytes and free - num_bytes < self._keep_free_bytes:
             raise self._no_space(f"{num_bytes} bytes are to come, and {free} are free")
 
     @contextlib.contextmanager
     def or_507(self) -> Generator[None]:
-        """Turn errors of the disk into problems."""
+        """Turn an OSError in the block into a Problem: 507 if the disk is full, otherwise 503."""
         try:
             yield
         except OSError as error:
             raise self.in_words(error) from error
 
     def in_words(self, error: OSError) -> Problem:
-        """Return the problem of an upload that cannot be written."""
+        """Return the Problem for an upload that cannot be written: 507 if the disk is full, otherwise 503."""
         if is_disk_full(error):
             return self._no_space("it is full")
         return Problem(

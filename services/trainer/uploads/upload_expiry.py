@@ -14,19 +14,19 @@ _LONGEST_PAUSE_S = 3600.0
 
 
 class ClientFiles(Protocol):
-    """Files that clients have uploaded. Every method blocks."""
+    """A store of files or modules that clients have uploaded. Every method blocks."""
 
     def use(self, *texts: str) -> None:
         """Note a use of the files that a run's settings name."""
         ...
 
     def expire(self, in_use: Collection[str], *, after_s: float) -> int:
-        """Delete what was not used for ``after_s`` seconds and is not named ``in_use``; return how many."""
+        """Delete uploads not used for ``after_s`` seconds that no text in ``in_use`` names; return their number."""
         ...
 
 
 async def expire_for_ever(stores: Sequence[ClientFiles], runs: RunStore, *, after_s: float) -> None:
-    """Delete uploads that were not used for ``after_s`` seconds, until cancelled."""
+    """Delete uploads not used for ``after_s`` seconds: at once, and then at least once an hour until cancelled."""
     while True:
         for store in stores:
             try:
@@ -37,7 +37,7 @@ async def expire_for_ever(stores: Sequence[ClientFiles], runs: RunStore, *, afte
 
 
 async def expire_once(store: ClientFiles, runs: RunStore, *, after_s: float) -> None:
-    """Delete uploads that were not used for ``after_s`` seconds. Queued, running and paused runs use theirs now."""
+    """Delete uploads not used for ``after_s`` seconds, but none that a queued, running or paused run names."""
     live = [*await runs.queued(), *await runs.served()]
     in_use = {text for record in live for text in texts_in(record.config)}
     num_deleted = await asyncio.to_thread(store.expire, in_use, after_s=after_s)

@@ -1,4 +1,4 @@
-"""A file that has come in part: further bytes are appended to it, and dropped again if they cannot all be written."""
+"""Appends bytes to a partly received upload, and removes them again if they cannot all be written."""
 
 import os
 import threading
@@ -9,12 +9,12 @@ from shared.files.file_set import SetFile
 
 
 class Part:
-    """A file that has come in part, open for writing.
+    """A partly received file of an upload, open for appending. Its methods block.
 
     Args:
-        path: Where it is.
-        file: The announced file.
-        offset: Bytes that have come.
+        path: The path of the partly received file.
+        file: The file as the client announced it.
+        offset: Number of bytes received before.
     """
 
     def __init__(self, path: Path, file: SetFile, offset: int) -> None:
@@ -28,11 +28,11 @@ class Part:
         self._opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
     def write(self, data: bytes) -> None:
-        """Write the next bytes.
+        """Append bytes to the file.
 
         Raises:
-            Problem: 422 if they are more than announced.
-            OSError: They cannot be written.
+            Problem: 422 if the file would get longer than announced.
+            OSError: The bytes cannot be written.
         """
         if self.received + len(data) > self.file.size:
             raise too_long(self.file)
@@ -44,13 +44,13 @@ class Part:
                 left = left[num_written:]
 
     def undo(self) -> None:
-        """Drop what was written since it was opened."""
+        """Remove the bytes that were written since the file was opened."""
         with self._working:
             os.ftruncate(self._opened, self._began_at)
             self.received = self._began_at
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, after a write that is under way in another thread."""
         with self._working:
             self._is_open = False
             os.close(self._opened)

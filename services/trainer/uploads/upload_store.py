@@ -1,4 +1,4 @@
-"""Keeps uploaded files on the disk. Every function blocks; call them in a thread.
+"""Stores sets of files that clients upload, such as a data set or a model. Methods block: call them in a thread.
 
     begin: the set's files ---> .incoming/ID/manifest.json
     write: pieces, in order --> .incoming/ID/HASH.part --hash right--> .incoming/ID/HASH
@@ -60,7 +60,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class SetState:
-    """A set, and how much of it is here.
+    """An uploaded set of files, and how much of it has arrived.
 
     Args:
         upload_id: The set's id.
@@ -76,10 +76,10 @@ class SetState:
 
 
 class UploadStore:
-    """The uploads in one directory.
+    """Stores uploaded sets of files in one directory: receives them in pieces, completes them, and deletes unused ones.
 
     Args:
-        directory: Where they are kept.
+        directory: The directory of all uploads.
         max_bytes: Largest sum of the sizes of a set's files.
         keep_free_bytes: Free space that uploads leave on the disk.
     """
@@ -100,7 +100,7 @@ class UploadStore:
         return found
 
     def begin(self, files: list[SetFile]) -> SetState:
-        """Begin an upload, or continue it. It is a use of the set, from which the time to its expiry counts.
+        """Begin an upload, or continue it; return how much of it is here. This is a use, which delays its expiry.
 
         Raises:
             Problem: 422 for files that are not a set, 413 for too many bytes, 507 without space for them.
@@ -140,7 +140,7 @@ class UploadStore:
         return self._state(upload_id, self._manifest(upload_id))
 
     def open_part(self, upload_id: str, sha256: str, *, offset: int, size: int) -> Part:
-        """Return the part of a file, to write ``size`` more bytes at ``offset``; ``size`` is -1 if it is not known.
+        """Open a partly received file, to append ``size`` bytes at ``offset``; ``size`` is -1 if it is not known.
 
         Raises:
             Problem: 404 for an unknown upload or file, 409 if the file does not go on at ``offset``, 422 if it would
@@ -167,7 +167,7 @@ class UploadStore:
             return Part(incoming / f"{sha256}.part", file, offset)
 
     def check_part(self, part: Part) -> None:
-        """Check the hash of a file whose last bytes have come. Takes long if the file is large.
+        """Check the hash of a file whose last bytes have arrived. This takes long if the file is large.
 
         Raises:
             Problem: 422 if the file has another hash than announced, and its bytes are deleted; 404 if another request
@@ -187,7 +187,9 @@ class UploadStore:
             )
 
     def close_part(self, upload_id: str, part: Part) -> SetState:
-        """Keep a file whose last bytes have come and were checked, and complete the set if that was its last file.
+        """End a piece of a file, and return the state of the upload. Keep the file if it is whole and was checked.
+
+        The last whole file completes the set: its directory appears under the path that runs name.
 
         Raises:
             Problem: 404 if another request has completed the set, or it has expired; 507 without space.
@@ -204,13 +206,13 @@ class UploadStore:
             return self._finished_or_not(upload_id, self._manifest(upload_id))
 
     def use(self, *texts: str) -> None:
-        """Note a use of the sets that a run's settings name, however they spell the path: also with ``file://``."""
+        """Note a use of every set whose id occurs in the texts, such as paths or URLs in a run's settings."""
         with self._changing:
             for upload_id in _named_in(texts):
                 self._use(upload_id)
 
     def expire(self, in_use: Collection[str], *, after_s: float) -> int:
-        """Delete what was not used for ``after_s`` seconds, and return the number of sets that were deleted.
+        """Delete the sets and unfinished uploads that were not used for ``after_s`` seconds, and return their number.
 
         Args:
             in_use: Texts from the settings of runs that have not ended: their sets count as used now.
@@ -235,7 +237,7 @@ class UploadStore:
         return num_deleted
 
     def _use(self, upload_id: str) -> bool:
-        """Note a use of a complete set; return False if it is not here."""
+        """Note a use of a complete set, as its directory's modification time; return False if it does not exist."""
         path = self.directory / upload_id
         with contextlib.suppress(FileNotFoundError, PermissionError):  # it is not here, or belongs to somebody else
             os.utime(path)
@@ -251,7 +253,7 @@ class UploadStore:
 
     @contextlib.contextmanager
     def _under_way(self) -> Generator[None]:
-        """Turn errors of the disk into problems. A file that is missing means that its upload is not under way."""
+        """Turn a missing file into a Problem 404 (no such upload), and other disk errors into a Problem 507 or 503."""
         with self.disk.or_507():
             try:
                 yield
@@ -289,7 +291,7 @@ class UploadStore:
         return SetState(upload_id, str(self.directory / upload_id), is_complete=is_complete, files=states)
 
     def _finished_or_not(self, upload_id: str, files: list[SetFile]) -> SetState:
-        """Make the set's directory if all files are here."""
+        """If all files have arrived, move the set to its final directory. Return its state."""
         state = self._state(upload_id, files)
         if not all(file.is_whole for file in state.files):
             return state
@@ -309,7 +311,7 @@ class UploadStore:
 
 
 def _place(source: Path, target: Path, *, may_copy: bool = True) -> None:
-    """Link a file, or copy it on a file system without links."""
+    """Link a file, or copy it on a file system without links. Without ``may_copy``, do nothing there."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -332,7 +334,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _delete_if_older(path: Path, oldest: float) -> bool:
-    """Delete the directory of an upload under way if its last use was before ``oldest``."""
+    """Delete an unfinished upload if its last use was before ``oldest`` (Unix seconds). Return whether it did so."""
     try:
         last = (path / _MANIFEST).stat().st_mtime
     except FileNotFoundError:

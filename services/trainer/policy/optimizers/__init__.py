@@ -1,1 +1,1 @@
-"""Optimizers by the names that transformers has, Muon among them."""
+"""A run's optimizer, chosen by ``optim`` (transformers' names, and torch's Muon), and its learning-rate schedule."""

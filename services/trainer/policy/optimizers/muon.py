@@ -13,7 +13,7 @@ import torch
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Optimizers that share their state and their parameter groups.
+    """Combines optimizers of different parameters into one, which has their parameter groups and one shared state.
 
     Args:
         optimizers: Optimizers of different parameters.

@@ -32,7 +32,7 @@ def make_optimizer(
     """Return the run's optimizer over the parameters: one group with weight decay, one without.
 
     AdamW (arXiv 1711.05101) by default, with the fused kernel, which needs no temporaries. The unfused one holds two as
-    large as the embedding at its peak. Arguments are those that transformers' Trainer gives to each optimizer.
+    large as the embedding at its peak. Each optimizer gets the arguments that transformers' Trainer gives it.
 
     Args:
         parameters: The trained parameters by name.
@@ -69,13 +69,13 @@ def make_optimizer(
 
 
 def norms_of(lm: torch.nn.Module) -> list[Tensor]:
-    """Return the parameters of layer norms, which are ``ln_1`` and the like in some models."""
+    """Return the parameters of all LayerNorm modules. Names such as ``ln_1`` do not show that they belong to norms."""
     kind = torch.nn.LayerNorm
     return [parameter for module in lm.modules() if isinstance(module, kind) for parameter in module.parameters()]
 
 
 def _groups(parameters: Mapping[str, Tensor], config: RunConfig, norms: Sequence[Tensor]) -> Any:
-    """Return the parameter groups, without empty ones."""
+    """Split the parameters into a group with weight decay and one without; leave out an empty group."""
     of_norms = {id(norm) for norm in norms}
     decayed = [it for name, it in parameters.items() if decays(name) and id(it) not in of_norms]
     spared = [it for name, it in parameters.items() if not decays(name) or id(it) in of_norms]
@@ -144,7 +144,7 @@ def _of_bitsandbytes(
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:
-    """Return the schedule of that name, with transformers' rates, to be stepped after each optimizer step."""
+    """Return the run's learning-rate scheduler, with transformers' rates. Step it after each optimizer step."""
     schedule = config.lr_schedule()
     total_steps = max(1, total_steps)  # a run of 0 steps only evaluates
     if schedule.type == "linear":
@@ -164,12 +164,15 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total
 
 
 def _linear(step: int, *, rise: int, total_steps: int) -> float:
-    """Return the factor of the default schedule. transformers' own needs a second: it imports PEFT and bitsandbytes."""
+    """Return the linear schedule's factor at ``step``: it grows to 1 over ``rise`` steps, then falls to 0.
+
+    transformers' own function takes a second to import, because it imports PEFT and bitsandbytes.
+    """
     return step / rise if step < rise else max(0.0, (total_steps - step) / max(1, total_steps - rise))
 
 
 def lr_factor(config: RunConfig, *, total_steps: int) -> Callable[[int], float]:
-    """Return that schedule as a function: from the optimizer steps made to the share of ``learning_rate``."""
+    """Return the learning-rate schedule as a function: from completed steps to the factor of ``learning_rate``."""
     unused = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     factor: Callable[[int], float] = make_scheduler(unused, config, total_steps=total_steps).lr_lambdas[0]
     return factor

@@ -22,7 +22,7 @@ _MAX_LOOKED_AT = 2000
 
 @dataclass(frozen=True)
 class FoundRuns:
-    """A page of runs.
+    """A page of runs, and where the next page begins.
 
     Args:
         records: Newest first.
@@ -35,12 +35,12 @@ class FoundRuns:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The runs to find.
+    """A filter for runs: by status, name and tags.
 
     Args:
-        statuses: The wanted statuses; none means any status.
-        name: This name; None means any.
-        tags: All of these tags.
+        statuses: The wanted statuses; an empty set means any.
+        name: The wanted name; None means any.
+        tags: The tags that a run must all have.
     """
 
     statuses: frozenset[Status] = frozenset()
@@ -48,7 +48,7 @@ class Wanted:
     tags: frozenset[str] = frozenset()
 
     def includes(self, record: RunRecord) -> bool:
-        """Return whether a run is wanted."""
+        """Return whether a run passes the filter."""
         return (
             (not self.statuses or record.status in self.statuses)
             and (self.name is None or record.name == self.name)
@@ -57,7 +57,7 @@ class Wanted:
 
 
 async def find_runs(store: RunStore, wanted: Wanted, *, limit: int, before: Position | None) -> FoundRuns:
-    """Return up to ``limit`` of the wanted runs, of those created before ``before``."""
+    """Return up to ``limit`` of the wanted runs that were created before ``before``, newest first."""
     found = dict[Position, RunRecord]()
     at_once, num_looked_at = max(limit + 1, 0 if wanted == Wanted() else _AT_ONCE), 0
     while num_looked_at < max(_MAX_LOOKED_AT, limit + 1):

@@ -26,7 +26,7 @@ Place = tuple[bool, float | str, float, str]
 
 @dataclass(frozen=True)
 class SortedRuns:
-    """A page of runs.
+    """A page of sorted runs, and where the next page begins.
 
     Args:
         records: The runs of the page, in the requested order.
@@ -53,7 +53,9 @@ _VALUES: Final[Mapping[Sort, Callable[[RunRecord], float | str | None]]] = {
 
 
 async def sorted_runs(store: RunStore, wanted: Wanted, *, sort: Sort, limit: int, after: Place | None) -> SortedRuns:
-    """Return up to ``limit`` of the wanted runs, of those after the place ``after``. Runs without the value come last.
+    """Return up to ``limit`` wanted runs in the order of ``sort``, after the place ``after``.
+
+    Runs without a value, such as a start or a name, come last.
 
     Raises:
         Problem: 422: more than MAX_SORTED runs are wanted.
