@@ -1,1 +1,1 @@
-"""Everything that crosses a process boundary: messages, streams, control bodies, settings, errors."""
+"""The code that all services share: stream messages, Redis access, HTTP bodies between services, settings, errors."""

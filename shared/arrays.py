@@ -20,12 +20,12 @@ Mask = npt.NDArray[np.uint8]
 
 
 def pack_ids(values: Sequence[int] | Ids) -> bytes:
-    """Return token ids as int32 bytes."""
+    """Return token ids as little-endian int32 bytes."""
     return np.asarray(values, dtype=ID_DTYPE).tobytes()
 
 
 def pack_logprobs(values: Sequence[float] | Logprobs) -> bytes:
-    """Return logprobs (nats) as float32 bytes."""
+    """Return logprobs (nats) as little-endian float32 bytes."""
     return np.asarray(values, dtype=LOGPROB_DTYPE).tobytes()
 
 

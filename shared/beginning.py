@@ -1,8 +1,9 @@
-"""Where a run began that was submitted with ``resume_from_checkpoint``, and which rows of its data are left to it.
+"""The starting point of a run submitted with ``resume_from_checkpoint``: its weights, steps and remaining data rows.
 
     source's checkpoint --> directory, step, steps made before, rows left --> the new run's record, its beginning.json
 
-The new run counts its policy versions and its groups from 0. The schedule of the learning rate and the data go on.
+The new run counts its policy versions and its groups from 0. The learning-rate schedule and the data continue where
+the checkpoint left off, unless only the weights are taken.
 """
 
 import re
@@ -37,49 +38,49 @@ class CheckpointReference(NamedTuple):
         return None if match is None else cls(match["run"], match["which"] or "")
 
     def of(self, run_id: str) -> str:
-        """Return this checkpoint's text for a run by its id."""
+        """Return this reference as text, with ``run_id`` in place of the run as the user wrote it."""
         return f"{run_id}:{self.which}" if self.which else run_id
 
 
 class RowCursor(msgspec.Struct, frozen=True):
-    """Maps the groups of a run to rows of the data, both by number: first the rows that were left out, then the rest.
+    """Maps the numbers of a run's prompt groups to row numbers of its data. Rows that an earlier run left come first.
 
     Attributes:
-        left: Rows before ``next`` that no group has used up, in the order of their use.
-        next: The first row that no group was made of.
+        left: The unused rows before ``next``, in the order in which groups take them.
+        next: The row after all of these. No group has used it or a later one.
     """
 
     left: tuple[Count, ...] = ()
     next: Count = 0
 
     def row(self, number: int) -> int:
-        """Return the row of a group."""
+        """Return the number of the row from which group ``number`` is made; both count from 0."""
         return self.left[number] if number < len(self.left) else self.next + number - len(self.left)
 
     def after(self, *, admitted: int, in_flight: Sequence[int]) -> "RowCursor":
-        """Return the cursor of a run that takes over from one with this cursor.
+        """Return the cursor of the next run, which continues with the rows that a run with this cursor left.
 
         Args:
-            admitted: Number of groups that were made of rows.
-            in_flight: The groups among them that were in flight at the end, oldest first.
+            admitted: Number of groups that the ended run made from rows.
+            in_flight: Numbers of its groups that were in flight at its end, oldest first. Their rows are used again.
         """
         unused = [self.row(number) for number in in_flight]
         return RowCursor(left=(*unused, *self.left[admitted:]), next=self.row(max(admitted, len(self.left))))
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """The beginning of a run that does not begin with the weights of its ``model``.
+    """The starting point of a run that does not start with the weights of its ``model``.
 
     Attributes:
-        source: The kind of directory.
+        source: Whether it is a run's checkpoint, a model directory, or a PEFT adapter.
         directory: The files that the run reads when it starts: the source itself, or links to its files.
         said: The value of ``resume_from_checkpoint``.
         weights_only: Whether optimizer, schedule and data begin anew.
         run_id: The run that wrote the checkpoint; None if it is unknown, or for another directory.
         run_name: That run's name.
         step: Optimizer steps that run had made; None for a directory without a checkpoint.
-        steps_before: Optimizer steps that count into ``max_steps`` and the schedule of the learning rate.
-        rows: The rows of the data that are left.
+        steps_before: Earlier optimizer steps that count towards ``max_steps`` and the learning-rate schedule.
+        rows: The rows of the data that this run uses.
     """
 
     source: Source
@@ -93,7 +94,7 @@ class Beginning(msgspec.Struct, frozen=True):
     rows: RowCursor = RowCursor()
 
     def in_words(self) -> str:
-        """Return the beginning in words, to follow "began from"."""
+        """Return a phrase that follows "began from", such as ``step 40 of RUN (NAME), weights only``."""
         if self.run_id is None:
             found = self.said
         else:

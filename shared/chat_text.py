@@ -1,4 +1,4 @@
-"""Writes chat messages as text, for people and judges.
+"""Writes chat messages as text, for people and for judge models.
 
 {"content": "Let me see.", "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
 -->
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 
 def chat_text(message: Mapping[str, Any]) -> str:
-    """Return a message's content, followed by its tool calls, one a line. Of content in parts, the texts count."""
+    """Return a message's content, then one line for each tool call. Of a list of parts, only the texts are used."""
     content: object = message.get("content")
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     parts: Sequence[object] = cast("list[object]", content) if isinstance(content, list) else [content]

@@ -1,4 +1,4 @@
-"""Bodies of the weight push over HTTP, trainer to generator. The diagram is in weight_sender.py.
+"""The HTTP request and reply bodies of a weight push, from the trainer to a generator.
 
     GET  /internal/v1/weights           -> ReplicaInfo     the replica's state
     POST /internal/v1/weights/join      JoinRequest        -> ReplicaInfo    once the communicator is complete
@@ -7,7 +7,8 @@
     POST /internal/v1/weights/abort     AbortRequest       -> ReplicaInfo    once the half-done update is fenced off
     POST /internal/v1/weights/sleep     SleepRequest       -> ReplicaInfo    once the engine's GPU memory is free
 
-Every request names the run and the communicator epoch. A generator answers 409 to another run or an older epoch.
+services/trainer/push/weight_sender.py draws the order of the calls. Every request names the run and the communicator
+epoch. A generator answers 409 to another run or an older epoch.
 Numbers are limited to possible values: versions and epochs that lineage.py can count to, sizes that a machine can have,
 finite times, shapes without negative sides.
 """
@@ -58,20 +59,20 @@ Base64 = Annotated[str, Field(max_length=_MAX_HANDLE_CHARS), AfterValidator(_is_
 
 
 class ControlBody(BaseModel):
-    """A strict, frozen body. Unknown keys and NaN are refused."""
+    """The base class of these bodies: strict and frozen. Unknown keys, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class PushBody(ControlBody):
-    """A request of a push: names the run and the communicator epoch."""
+    """The base class of the trainer's requests, which name the run and the communicator epoch."""
 
     run_id: str
     epoch: Epoch
 
 
 class ReplicaInfo(ControlBody):
-    """The state of a generator replica."""
+    """The parts of a generator replica's state that matter to a push, such as its communicator epoch and weights."""
 
     replica_id: str
     run_id: str | None
@@ -104,7 +105,7 @@ class ReplicaInfo(ControlBody):
 
 
 class DiskPlace(ControlBody):
-    """One version below the run's directory. The join body names that directory."""
+    """The directory of one policy version on disk, below the ``weight_dir`` of the `JoinRequest`."""
 
     name: str = Field(pattern=f"^{VERSION_NAME}$")
     manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$", description="sha256 of its manifest, which identifies it")
@@ -128,7 +129,7 @@ class IpcBuffer(ControlBody):
 
 
 class JoinRequest(PushBody):
-    """Enter communicator ``epoch``. Answered when the rendezvous is complete or has failed."""
+    """Asks a replica to enter communicator ``epoch``. Answered when the rendezvous is complete or has failed."""
 
     transport: Transport
     master_address: str
@@ -153,7 +154,10 @@ class JoinRequest(PushBody):
 
 
 class BeginRequest(PushBody):
-    """Start to receive ``policy_version``. Answered once the parameters are known to be exactly the model's."""
+    """Asks a replica to receive ``policy_version``.
+
+    Answered once the parameters are known to be exactly the model's.
+    """
 
     policy_version: PolicyVersion
     names: list[str] = Field(min_length=1, fail_fast=True)
@@ -200,7 +204,7 @@ class Probe(ControlBody):
 
 
 class CommitRequest(PushBody):
-    """Load the received weights, read the version back, resume decoding, and score the probe."""
+    """Asks a replica to load the received weights, read the version back, resume decoding, and score the probe."""
 
     policy_version: PolicyVersion
     timeout_s: Timeout = Field(description="Deadline of the last bytes and of loading; the probe has its own")
@@ -209,7 +213,7 @@ class CommitRequest(PushBody):
 
 
 class CommitReply(ControlBody):
-    """The replica samples from ``policy_version``. Its samples are published unless the probe failed."""
+    """Reports that a replica samples from ``policy_version``. Its samples are published unless the probe failed."""
 
     replica_id: str
     policy_version: PolicyVersion = Field(description="Read back from the engine")
@@ -226,10 +230,10 @@ class CommitReply(ControlBody):
 
 
 class AbortRequest(PushBody):
-    """Give up the update: leave the communicator, and wait for the next epoch. The old weights are served as before."""
+    """Asks a replica to give up an update, leave the communicator until the next epoch, and serve the old weights."""
 
     reason: str
 
 
 class SleepRequest(PushBody):
-    """Hold decoding, and release the engine's GPU memory until the next begin."""
+    """Asks a replica to hold decoding, and to release its engine's GPU memory until the next `BeginRequest`."""

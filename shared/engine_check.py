@@ -1,4 +1,4 @@
-"""Bodies of the check whether vLLM would serve a run. The run API asks any live generator.
+"""HTTP bodies with which the run API asks any live generator whether its vLLM would serve a run.
 
     POST /internal/v1/engine/check    EngineCheck -> EngineVerdict
 
@@ -13,7 +13,7 @@ ENGINE_CHECK_PATH = "/internal/v1/engine/check"
 
 
 class EngineCheck(BaseModel):
-    """A run's whole config, as stored."""
+    """The request: a run's whole config, as it is stored in Redis."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -21,7 +21,7 @@ class EngineCheck(BaseModel):
 
 
 class EngineProblem(BaseModel):
-    """A setting and what is wrong with it."""
+    """A setting that vLLM refuses, and the reason."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -30,7 +30,7 @@ class EngineProblem(BaseModel):
 
 
 class EngineVerdict(BaseModel):
-    """vLLM's verdict. No errors means yes."""
+    """The reply. vLLM would serve the run if ``errors`` is empty."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 

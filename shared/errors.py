@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 class HeadraceError(Exception):
-    """Base of the tree; ``str(error)`` is a sentence for a person."""
+    """The base class of all errors that headrace raises on purpose; ``str(error)`` is a sentence for a person."""
 
 
 class UserError(HeadraceError):
@@ -43,7 +43,7 @@ class StateLostError(HeadraceError):
 
 
 class FencedError(HeadraceError):
-    """Another incarnation of the trainer owns the run now."""
+    """A newer trainer incarnation has taken over the run, so this trainer must exit."""
 
 
 class PushError(HeadraceError):

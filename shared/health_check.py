@@ -29,7 +29,7 @@ _DEFAULT_PORT = "8000"
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is wrong, or that all is well, and return the exit status."""
+    """Print "healthy" or the reason why the service is not, and return the exit status: 0 or 1."""
     try:
         why = why_unhealthy(or_waiting="--or-waiting" in arguments, or_idle="--or-idle" in arguments)
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -39,7 +39,17 @@ def main(arguments: list[str]) -> int:
 
 
 def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
-    """Return what is wrong, or None if the service is healthy."""
+    """Return the reason why the service in this container is unhealthy; None if it is healthy.
+
+    Args:
+        or_waiting: Accept a generator that waits for a run, a model or weights.
+        or_idle: Accept a generator that waits for a run.
+
+    Raises:
+        OSError: The service cannot be reached.
+        ValueError: A variable or a mounted file is wrong.
+        http.client.HTTPException: The answer is not HTTP.
+    """
     key_file = os.environ.get("HEADRACE_API_KEY_FILE", "")
     key = os.environ.get("HEADRACE_API_KEY", "")
     if key_file:

@@ -1,4 +1,4 @@
-"""Says how missing packages get into the Python environment of this process.
+"""Builds the install commands that headrace's messages suggest for missing packages.
 
     installed from a checkout   PYTHON -m pip install -e '/home/me/headrace[report]'
     installed from a wheel      PYTHON -m pip install 'tensorboard>=2.21' 'trackio>=0.43' 'wandb>=0.31'
@@ -25,7 +25,7 @@ _EXTRA = re.compile(r"""\s*;.*\bextra\s*==\s*['"](?P<extra>[^'"]+)['"].*""")
 
 
 def install_extras(*extras: str) -> str:
-    """Return how to install the packages of some extras, as the end of a sentence that begins with "install with"."""
+    """Return the command that installs some of headrace's extras, to follow "install with" in a message."""
     checkout = _checkout()
     if checkout is not None:
         return _in_words("-e", f"{checkout}[{','.join(extras)}]")
@@ -33,7 +33,7 @@ def install_extras(*extras: str) -> str:
 
 
 def install_packages(*packages: str) -> str:
-    """Return the same for packages of an index."""
+    """Return the command that installs packages from an index, to follow "install with" in a message."""
     return _in_words(*packages)
 
 
@@ -46,7 +46,7 @@ def _in_words(*packages: str) -> str:
 
 
 def packages_of(extras: Iterable[str]) -> list[str]:
-    """Return the requirements of some extras, as pip takes them."""
+    """Return the package requirements of some of headrace's extras, in pip's syntax."""
     wanted, found = set(extras), dict[str, None]()
     for requirement in _requirements():
         marked = _EXTRA.search(requirement)

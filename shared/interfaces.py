@@ -16,7 +16,7 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has an address, or an address of a name; None if it is another machine's.
+    """Return the name of this machine's interface that has ``address`` (an IP or a host name); None if none has it.
 
     Raises:
         OSError: The name does not resolve.
@@ -26,7 +26,9 @@ def interface_of(address: str) -> str | None:
 
 
 def let_nccl_use(address: str, environment: MutableMapping[str, str]) -> None:
-    """Make NCCL use the interface of an address, unless NCCL_SOCKET_IFNAME is set or the interface is loopback.
+    """Set NCCL_SOCKET_IFNAME in ``environment`` to the interface of an address of this machine.
+
+    It stays unchanged if it is already set, if the interface is loopback, or if the address is another machine's.
 
     Raises:
         OSError: The name does not resolve.

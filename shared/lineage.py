@@ -1,4 +1,4 @@
-"""Identifies weights. A policy version is ambiguous once a trainer has resumed from a checkpoint and counts again.
+"""Identifies weights by incarnation and policy version, because a resumed trainer counts versions from its checkpoint.
 
     incarnation 1    0 -- 1 -- 2 -- 3 -- 4            killed: 3 and 4 are lost
     incarnation 2              2 -- 3 -- 4 -- 5       resumed from step 2: other weights, under the same numbers
@@ -21,7 +21,7 @@ _ON_THE_WIRE: Final = re.compile(r"(?:([0-9]{1,8}):)?([0-9]{1,12})")
 
 
 class LineageVersion(NamedTuple):
-    """A policy version of one lineage; ordered.
+    """A policy version, with the trainer incarnation that made it. Newer weights compare as greater.
 
     Attributes:
         incarnation: Incarnation of the trainer that made the weights, from 1; 0 if unknown.
@@ -32,12 +32,12 @@ class LineageVersion(NamedTuple):
     policy_version: int
 
     def __str__(self) -> str:
-        """Return the text that ``parse`` reads. NO_WEIGHTS has no such text and must not be sent."""
+        """Return ``INCARNATION:VERSION``, such as ``2:38``. NO_WEIGHTS must not be sent: ``parse`` refuses its text."""
         return f"{self.incarnation}:{self.policy_version}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text that ``str`` returns. A bare number means incarnation 0.
+        """Parse a text such as ``2:38``. A bare number means incarnation 0.
 
         Raises:
             ValueError: The text is not a version.
@@ -57,10 +57,10 @@ NO_WEIGHTS = LineageVersion(0, -1)
 
 
 def epoch_of(incarnation: int, number: int) -> int:
-    """Return the communicator epoch with this ``number``, from 1, of a trainer's incarnation."""
+    """Return the id of a communicator epoch, from the trainer's incarnation and the epoch's number in it (from 1)."""
     return (incarnation << _EPOCH_BITS) + number
 
 
 def incarnation_of(epoch: int) -> int:
-    """Return the incarnation that a communicator epoch belongs to."""
+    """Return the trainer incarnation in the id of a communicator epoch."""
     return epoch >> _EPOCH_BITS

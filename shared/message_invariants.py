@@ -1,4 +1,4 @@
-"""The rules for every decoded message. They are written only here; messages.py refuses all other messages.
+"""The validity rules of all stream messages. messages.py checks them when it decodes a message.
 
 Fields, by their type:
 
@@ -78,7 +78,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes, datetime})
 
 
 def check_prompt(group: "PromptGroup") -> None:
-    """Raise MessageError unless the rules above for prompt groups hold."""
+    """Raise MessageError unless a group's packed prompt ids and its columns are valid."""
     where = f"group {group.group_id}"
     if len(group.prompt_ids) % 4:
         raise MessageError(f"{where} has {len(group.prompt_ids)} bytes of prompt ids")
@@ -88,7 +88,7 @@ def check_prompt(group: "PromptGroup") -> None:
 
 
 def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None:
-    """Raise MessageError unless the rules above for completed groups hold, except the rule about scores."""
+    """Raise MessageError unless a group's prompt and rollouts are complete and consistent. Rewards are not checked."""
     num_prompt, rest = divmod(len(prompt.prompt_ids), 4)
     if rest:
         raise MessageError(f"group {prompt.group_id} has {len(prompt.prompt_ids)} bytes of prompt ids")
@@ -124,14 +124,14 @@ def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None
 
 
 def check_unscored(rollouts: Sequence["Rollout"]) -> None:
-    """Raise MessageError if any rollout is scored already."""
+    """Raise MessageError if any rollout already has rewards."""
     for rollout in rollouts:
         if rollout.rewards:
             raise _wrong(rollout, "has rewards, although it was not scored yet")
 
 
 def check_rewards(rollouts: Sequence["Rollout"]) -> None:
-    """Raise MessageError unless the rules above for scored groups hold."""
+    """Raise MessageError unless all rollouts have consistent outcomes of the same reward functions, at least one."""
     first = rollouts[0].rewards
     if not first:
         raise _wrong(rollouts[0], "has no outcome of a reward function")
@@ -235,7 +235,10 @@ def _check_columns(group: "PromptGroup") -> None:
 
 
 def is_data(value: Any, *, depth: int = 1, max_depth: int = _MAX_DEPTH) -> bool:
-    """Whether a value consists of what columns may contain; ``depth`` is its own, from 1."""
+    """Return whether a value has only types that dataset columns may have, at most ``max_depth`` levels deep.
+
+    ``depth`` is the value's own level, from 1.
+    """
     kind: type[Any] = value.__class__
     if kind in _PLAIN:
         return True

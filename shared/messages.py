@@ -53,14 +53,14 @@ Completion = str | list[dict[str, Any]]
 
 
 def is_failure(outcome: Outcome) -> bool:
-    """Whether a completion should have been scored and could not be."""
+    """Return whether an outcome means that a completion should have been scored and could not be."""
     return outcome not in ("scored", "not_applicable")
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Sampled tokens ``[start, end)`` of a row came from this policy version.
+    """A range ``[start, end)`` of a row's sampled tokens, with the policy version that sampled them.
 
-    ``incarnation`` is the incarnation of the trainer that pushed it (lineage.py); 0 if the generator does not say.
+    ``incarnation`` is the incarnation of the trainer that pushed the version (lineage.py); 0 if it is unknown.
     """
 
     policy_version: Version
@@ -84,8 +84,8 @@ class RewardOutcome(msgspec.Struct, frozen=True, gc=False):
     """The outcome of one reward function for one completion. Only ``scored`` has a value.
 
     ``components`` are the parts of the value, if the function reports them. ``version`` identifies the function: the
-    same code, or the same endpoint, has the same version. It is empty if unknown. ``metrics`` and ``extra`` are what it
-    logged with TRL's ``log_metric``, the same for the whole group, and with ``log_extra``.
+    same code, or the same endpoint, has the same version. It is empty if unknown. ``metrics`` are the values that it
+    logged with TRL's ``log_metric``, the same for the whole group; ``extra`` are this completion's from ``log_extra``.
     """
 
     name: Name
@@ -101,7 +101,7 @@ class RewardOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """A moment in a group's life: what happened, when (Unix seconds), and which replica did it."""
+    """An event in a group's life, with its time (Unix seconds) and the replica that caused it."""
 
     event: str
     at_s: Seconds
@@ -109,7 +109,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One sequence of tokens, as the policy was conditioned on them and sampled them."""
+    """One sequence of tokens that the policy read and sampled, as packed arrays (arrays.py)."""
 
     token_ids: bytes
     loss_mask: bytes
@@ -133,7 +133,7 @@ class Row(msgspec.Struct, frozen=True):
         return sampled
 
     def packed_completion_ids(self) -> bytes:
-        """Return the token ids from the first sampled one on, packed as they came."""
+        """Return the token ids from the first sampled one on, still packed as int32 bytes."""
         return self.token_ids[ID_DTYPE.itemsize * self.num_prompt :]
 
     def generator_logprobs(self) -> Logprobs:
@@ -142,11 +142,11 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class PlayedEnvironment(msgspec.Struct, frozen=True):
-    """The environment of a rollout at its end.
+    """The environment of a rollout, or its agent program, in its state at the end of the rollout.
 
-    ``name`` is ``module:Class`` of its type. ``observation`` is the text that its reset appended to the prompt, and
-    ``reward`` is what ``get_reward`` returned, if its type has it. ``attributes`` are its public attributes, and
-    ``left_out`` says why others are missing.
+    ``name`` names its type, such as ``module:Class``. ``observation`` is the text that its ``reset`` appended to the
+    prompt. ``reward`` is the result of its ``get_reward``, or the reward that the agent program reported.
+    ``attributes`` are its public attributes, and ``left_out`` has the reason for each attribute that is missing.
     """
 
     name: Name
@@ -192,11 +192,11 @@ class Rollout(msgspec.Struct, frozen=True):
         return spans
 
     def packed_completion_ids(self) -> bytes:
-        """Return each row's ids from its first sampled token on: with one row, what TRL calls ``completion_ids``."""
+        """Return each row's packed token ids from its first sampled one on; with one row, TRL's ``completion_ids``."""
         return b"".join([row.packed_completion_ids() for row in self.rows])
 
     def is_truncated(self) -> bool:
-        """Whether the turn that ended last hit a length limit. Its row may have begun before others."""
+        """Return whether a length limit cut the rollout's last turn, which is not always a turn of its last row."""
         last_turns = [row.turns[-1] for row in reversed(self.rows)]  # of two that ended together, the later row's
         return bool(last_turns) and max(last_turns, key=lambda turn: turn.ended_at_s).finish_reason == "length"
 
@@ -235,7 +235,7 @@ def with_observation(prompt: Prompt, observation: str) -> Prompt:
 
 
 def prompt_of(rollout: Rollout, group: PromptGroup) -> Prompt:
-    """Return the prompt of one rollout of a group: the group's, with the text of the rollout's own environment."""
+    """Return the prompt of one rollout: its group's prompt, with the observation of its own environment at the end."""
     if rollout.environment is None:
         return group.prompt
     return with_observation(group.prompt, rollout.environment.observation)
@@ -251,7 +251,7 @@ class CompletedGroup(msgspec.Struct, frozen=True, tag="completed_group"):
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, tag="scored_group"):
-    """A whole group. Every rollout has one outcome for each reward function of the run."""
+    """A whole group with its completions. Every rollout has one outcome for each reward function of the run."""
 
     prompt: PromptGroup
     rollouts: tuple[Rollout, ...]
@@ -268,7 +268,7 @@ _decoder: msgspec.msgpack.Decoder[Group] = msgspec.msgpack.Decoder(Group)
 
 
 class _Head(msgspec.Struct):
-    """The field with the schema version. It can be read even if the rest of a message cannot."""
+    """The schema version of a message, which can be decoded even if the other fields cannot."""
 
     schema_version: int
 
@@ -280,10 +280,10 @@ def oldest_policy_version(group: CompletedGroup | ScoredGroup) -> int:
 
 
 def encode(group: Group) -> bytes:
-    """Return the group as one stream payload.
+    """Return the group as the msgpack payload of a stream entry.
 
     Raises:
-        MessageError: The group is too large, or has what the wire cannot carry (a lone surrogate, an unknown type).
+        MessageError: The group is too large, or has a value that msgpack cannot carry (lone surrogate, unknown type).
     """
     try:
         data = msgspec.msgpack.encode(group)
@@ -295,14 +295,14 @@ def encode(group: Group) -> bytes:
 
 
 def decode_prompt_group(data: bytes) -> PromptGroup:
-    """Return the prompt group in ``data``. Raises MessageError if it is not one."""
+    """Decode a prompt group. Raises MessageError if it is malformed or breaks a rule of message_invariants.py."""
     group = _decode(data, PromptGroup)
     check_prompt(group)
     return group
 
 
 def decode_completed_group(data: bytes) -> CompletedGroup:
-    """Return the completed group in ``data``. Raises MessageError if it is not one, or is not whole."""
+    """Decode a completed group. Raises MessageError if it is malformed or breaks a rule of message_invariants.py."""
     group = _decode(data, CompletedGroup)
     check_rollouts(group.prompt, group.rollouts)
     check_unscored(group.rollouts)
@@ -310,7 +310,7 @@ def decode_completed_group(data: bytes) -> CompletedGroup:
 
 
 def decode_scored_group(data: bytes) -> ScoredGroup:
-    """Return the scored group in ``data``. Raises MessageError if it is not one, or is not whole."""
+    """Decode a scored group. Raises MessageError if it is malformed or breaks a rule of message_invariants.py."""
     group = _decode(data, ScoredGroup)
     check_rollouts(group.prompt, group.rollouts)
     check_rewards(group.rollouts)
@@ -318,7 +318,7 @@ def decode_scored_group(data: bytes) -> ScoredGroup:
 
 
 def require_place(prompt: PromptGroup, *, run_id: str, label: str) -> None:
-    """Raise MessageError unless the group's id is its entry's label and its run is the stream's run."""
+    """Raise MessageError unless a group's id and run match the label and the stream of the entry that holds it."""
     if prompt.group_id != label:
         raise MessageError(f"the entry is labelled {label[:200]!r} but holds group {prompt.group_id!r}")
     if prompt.run_id != run_id:

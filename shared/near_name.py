@@ -16,7 +16,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def similar_directory(path: Path) -> Path | None:
-    """Return the directory beside ``path`` whose name is most similar; None if none is, or they cannot be listed."""
+    """Return the directory beside ``path`` with the most similar name; None if no name is similar."""
     try:
         beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
     except OSError:

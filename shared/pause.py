@@ -1,4 +1,4 @@
-"""A run's desired state, and why it is paused. The run API and the training rank exchange these through Redis.
+"""The requested state of a run, and its pause: the run API and the training rank exchange both through Redis.
 
     POST .../pause, .../resume, .../stop, PATCH --Wishes--> training rank   written only by the API
     GET  .../runs/{run_id}               <--Pause--- training rank          written only by the rank, fenced
@@ -18,8 +18,9 @@ PausedBy = Literal["user", "rewards"]
 class Wishes(msgspec.Struct, frozen=True):
     """The requested state of a run.
 
-    ``num_resumes`` counts the requests to resume. A pause that began by itself changes no request, so only a higher
-    count can end it. ``max_steps`` is the number of optimizer steps that was set after the submit; None without one.
+    ``num_resumes`` counts the requests to resume. A pause that failing rewards caused does not change ``desired``, so
+    a request to end it shows only in this count. ``max_steps`` is the number of optimizer steps that was set after the
+    submit, or None.
     """
 
     desired: Desired = "run"
@@ -28,7 +29,7 @@ class Wishes(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Why a run is paused, and since when.
+    """The current pause of a run: its cause and its start.
 
     Attributes:
         by: ``user`` if it was requested, ``rewards`` if a reward function failed too often.
@@ -51,5 +52,5 @@ class Pause(msgspec.Struct, frozen=True):
     last_failure: str = ""
 
     def total_s(self, now_s: float) -> float:
-        """Return for how many seconds the run was paused until now, all pauses together."""
+        """Return the seconds of all pauses of the run together, until ``now_s`` in Unix seconds."""
         return self.paused_before_s + max(0.0, now_s - self.since_s)

@@ -1,4 +1,4 @@
-"""Reasons why a replica cannot serve, stored where a user who looks at a run finds them.
+"""Stores in Redis the reasons why replicas cannot serve, for users who look at a run.
 
     headrace:{RUN}:refusals   hash: "generator/ID", "rewarder/ID" or "sessions/ID" -> Refusal; until it serves the run,
                               or the run goes
@@ -28,7 +28,7 @@ _FORGET_AFTER_S = 24 * 3600
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The last reason of one replica for not serving. ``at_s`` is in Unix seconds."""
+    """The latest reason why one replica cannot serve. ``at_s`` is in Unix seconds."""
 
     kind: Kind
     replica_id: str
@@ -57,7 +57,7 @@ async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_
 
 
 async def take_back(redis: Redis, kind: Kind, replica_id: str, *, run_id: str | None) -> None:
-    """Delete what ``refuse`` wrote, because the replica serves now.
+    """Delete this replica's stored reason, because it serves now.
 
     Raises:
         UnavailableError: Redis did not answer.

@@ -1,10 +1,10 @@
-"""A generator's entry in ``headrace:{RUN}:generators`` while it takes part in a run."""
+"""A generator's entry in the Redis hash ``headrace:{RUN}:generators`` while it takes part in a run."""
 
 import msgspec
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One replica.
+    """The address and the current work of one generator replica.
 
     Attributes:
         url: Address at which the trainer reaches it.
@@ -16,7 +16,7 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decode_registration(data: bytes | str) -> Registration:
-    """Decode an entry. An entry that cannot be read gives a Registration without an address."""
+    """Decode an entry of the hash. An unreadable entry becomes a Registration with an empty ``url``."""
     try:
         return msgspec.json.decode(data, type=Registration)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

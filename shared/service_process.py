@@ -1,4 +1,4 @@
-"""The frame of a service whose work goes on beside its HTTP server, from its variables to its exit code.
+"""Runs the process of a service that works beside its HTTP server: the rewarder and the sessions service.
 
 variables --> settings, secrets hidden, logs --> HTTP answers at once, work beside it
 SIGTERM, or the end of either --> both end --> exit code
@@ -57,7 +57,7 @@ def settings_of_process(kind: type[_SettingsT]) -> _SettingsT | None:
 
 
 def exit_code_of(error: HeadraceError | ExceptionGroup[Exception]) -> int:
-    """Log the first failure and return the process's exit code; raise ``error`` if the failure is not headrace's."""
+    """Log the first failure and return the exit code for it. Raises ``error`` if that is not a HeadraceError."""
     cause = _first(error)
     if not isinstance(cause, HeadraceError):
         raise error
@@ -82,7 +82,7 @@ async def serve_beside(
         settings: Settings of the process.
         name: Name of the service, for logs.
         registry: The metrics to serve.
-        guarded: Returns the application behind its guards.
+        guarded: Returns the ASGI application behind its key checks and the given limits.
         stop: Ends the work, gently if that is possible.
         close: Called with the ended work, to report its failure and close connections.
 
@@ -128,7 +128,7 @@ async def cancel(work: "asyncio.Task[None]") -> None:
 async def say_why_it_ended(
     work: "asyncio.Task[None]", redis: Redis, kind: Literal["rewarder", "sessions"], replica_id: str
 ) -> None:
-    """Write the reason of a failure to Redis, where people who look at a run can see it."""
+    """Write the reason to Redis if the work failed, for people who look at a run."""
     failure = None if work.cancelled() else work.exception()
     if failure is not None:
         cause = _first(failure)

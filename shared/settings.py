@@ -146,12 +146,12 @@ class ServiceSettings(BaseSettings):
         return self.replica_id or replica_name(port=None if self.port in (0, _DEFAULT_PORT) else self.port)
 
     def places_of_data(self) -> FileRoots:
-        """Return the places where models and data sets may be."""
+        """Return the directories below which runs may name models and data sets."""
         named = parse_roots(self.data_roots)
         return FileRoots(named or default_roots(), "HEADRACE_DATA_ROOTS", is_default=not named)
 
     def places_of_weights(self) -> FileRoots:
-        """Return the places where weights may be written."""
+        """Return the directories and URLs below which runs may have weights written (``weight_dir``)."""
         named = parse_roots(self.weight_roots)
         return FileRoots(named or default_weight_roots(), "HEADRACE_WEIGHT_ROOTS", is_default=not named)
 
@@ -182,7 +182,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def scheme(self) -> str:
-        """The scheme of this service's addresses."""
+        """``http``, or ``https`` if this service has a certificate."""
         return "http" if self.tls_cert_file is None else "https"
 
     def certificate(self) -> ServerCertificate | None:
@@ -234,8 +234,8 @@ class ServiceSettings(BaseSettings):
     def secrets_of_a_child(self) -> dict[str, str]:
         """Return variables that give a child process the internal key and access to Redis, but no key of users.
 
-        They contain no secret: a secret from a file stays there, and others are put into files in our memory. The only
-        exception is a Redis password with spaces, which stays in the URL.
+        They contain no secret. A secret from a file stays there, and all others are put into files in this process's
+        memory. The only exception is a Redis password with spaces, which stays in the URL.
         """
         key, file = self.internal_key.get_secret_value(), _lasting(self.internal_key_file)
         variables = dict.fromkeys(SECRETS, "")
@@ -279,12 +279,12 @@ class AdvertisedSettings(ServiceSettings):
 
 
 def _lasting(file: Path | None) -> Path | None:
-    """Return the file, unless only this process had it, and only while it read its settings."""
+    """Return the path; None if it is an inherited open file, which is closed once the settings have been read."""
     return None if file is None or is_handed_on(str(file)) else file
 
 
 def from_environment(kind: type[_Settings]) -> _Settings:
-    """Return the settings of this process.
+    """Read the settings from the environment variables of this process.
 
     Raises:
         UserError: Variables are wrong. The message has a line for each, with its name and never its value.
@@ -311,5 +311,5 @@ def _sentences(error: ValidationError, prefix: str) -> Iterator[str]:
 
 
 def default_runs_dir() -> Path:
-    """Return the directory for runs if settings do not name one."""
+    """Return the absolute path of the default directory for runs: ``runs`` in the working directory."""
     return Path("runs").resolve()

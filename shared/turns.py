@@ -1,11 +1,11 @@
-"""Turns of conversations, as the sessions service asks for them and a generator answers them.
+"""The HTTP bodies with which the sessions service has a generator sample the next turns of conversations.
 
     sessions                                          generator
        [TurnRequest, TurnRequest, ...] ----------->   recorded ids, then the ids of the messages that follow them
        <----------------- TurnAnswer, TurnAnswer      what was sampled, and the same as an assistant message
 
-The engine continues exactly the token ids that were sampled earlier. Only the messages that no recorded token stands
-for are rendered, by the model's chat template, and appended. So what is trained is what was sampled, however a client
+The engine continues exactly the token ids that were sampled earlier. Only messages without recorded tokens are
+rendered with the model's chat template, and appended. So the trained tokens are the sampled ones, however a client
 writes the conversation down.
 
 The request is a JSON list. The answer is JSON lines, each sent as soon as it is there: ``n`` lines for each request, in
@@ -117,7 +117,7 @@ class SampledTurn(msgspec.Struct, frozen=True):
 
 
 class TurnRefusal(msgspec.Struct, frozen=True):
-    """Why a turn was not sampled; ``reason`` is a sentence without its period."""
+    """The reason why a turn was not sampled. ``reason`` is a sentence without its period."""
 
     kind: RefusalKind | FailureKind
     reason: str
@@ -128,8 +128,8 @@ class TurnAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         index: Place of the request in the list, from 0.
-        turn: The turn.
-        refusal: Why there is no turn.
+        turn: The sampled turn; None if it was refused.
+        refusal: The reason why there is no turn; None if there is one.
     """
 
     index: Count
@@ -141,17 +141,17 @@ _BodyT = TypeVar("_BodyT")
 
 
 def encode_turn_requests(requests: Sequence[TurnRequest]) -> bytes:
-    """Return a request's body."""
+    """Return the JSON body that asks a generator for turns."""
     return msgspec.json.encode(requests)
 
 
 def encode_turn_answers(answers: Sequence[TurnAnswer]) -> bytes:
-    """Return lines of an answer, each with its newline."""
+    """Return turns or refusals as JSON lines of an answer's body, each with its newline."""
     return msgspec.json.Encoder().encode_lines(answers)
 
 
 def decode_turn_requests(body: bytes) -> list[TurnRequest]:
-    """Return the requests of a body, of which there is at least one.
+    """Decode a request's body and check it. The list has at least one request.
 
     Raises:
         MessageError: The body is malformed, or a request contradicts itself or the others.
@@ -170,7 +170,7 @@ def decode_turn_requests(body: bytes) -> list[TurnRequest]:
 
 
 def decode_turn_answer(line: bytes) -> TurnAnswer:
-    """Return a line of an answer that is consistent.
+    """Decode one line of an answer's body and check it.
 
     Raises:
         MessageError: The line is malformed or contradicts itself.

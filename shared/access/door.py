@@ -1,13 +1,12 @@
-"""Asks every request for a key with the scope that its route needs. Pure ASGI; all services use it.
+"""Refuses requests without a key that has the scope of their route. Pure ASGI; all services use it.
 
     request --> known route? --> known key? --> its scope? --> its query parameters? --> application
                 404, 405         401            403            422
 
 Deny by default: a request without a known key gets a 401 even for an unknown path, and a path that is not in the
 service's table never reaches the application. Only a session's key is checked by the application itself, so a path
-below a session that does not exist is a 404 for everybody. The password
-of basic authentication is accepted as the key too, because some clients can send only what fits into a URL
-(``http://:KEY@host``).
+below a session that does not exist is a 404 for everybody. The password of basic authentication is accepted as the key
+too, because some clients can send a key only in the URL (``http://:KEY@host``).
 
 A revoked or expired key is refused after the next check of the keys file. Streams of events or tokens that it opened
 before are cut off within two seconds.
@@ -35,7 +34,7 @@ _ASK_FOR_KEY = (b"www-authenticate", b"Bearer")
 
 
 class Door:
-    """ASGI middleware.
+    """ASGI middleware that lets a request pass only if its route, its key and its query parameters are accepted.
 
     Args:
         app: The application behind the door.
@@ -49,7 +48,7 @@ class Door:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, or answer it here."""
+        """Pass the request to the application, or answer it with 401, 403, 404, 405 or 422."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -90,9 +89,9 @@ class Door:
 
 
 def _wrong_parameters(route: Route, scope: Scope) -> dict[str, str]:
-    """Return what is wrong with the query parameters, by their names, in the request's order.
+    """Return an error message for each wrong query parameter, by its name, in the request's order.
 
-    The route does not have one, or takes it once and it is there several times.
+    A parameter is wrong if the route does not have it, or if it is repeated although the route takes one value.
     """
     query: bytes = scope.get("query_string", b"")
     if route.query is None or not query:
@@ -122,7 +121,7 @@ def _shown(name: str) -> str:
 
 
 def _need(found: Found, path: str) -> Need | None:
-    """Return the scope a request needs. For an unknown path, any key of the right kind gets the 404 or 405."""
+    """Return the scope that a request needs. For an unknown path, any key of the right kind gets the 404 or 405."""
     if found.route is not None:
         return found.route.needs
     needs: list[Need] = [need for prefix, need in _NEEDS.items() if path.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""Everything between the HTTP server and an application, in order. It is the same for all services.
+"""Wraps a service's application in its access log, key check and limits, in the same order for all services.
 
 request --> RequestLog --> HeadRequests --> Door --> HttpGuard --> application
             id, log line   HEAD is GET      key      413, 408, 503
@@ -15,7 +15,7 @@ from shared.serving.http_limits import HttpLimits
 
 
 def guarded(app: App, *, routes: RouteTable, keyring: Keyring, limits: HttpLimits) -> App:
-    """Return the application with everything that guards it."""
+    """Return the application behind its access log, HEAD handling, key check and request limits."""
 
     def route_of(scope: Scope) -> Route | None:
         return routes.find(str(scope["method"]), str(scope["path"])).route
@@ -46,7 +46,7 @@ class HeadRequests:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with GET instead of HEAD."""
+        """Pass the request on. HEAD becomes GET, and only the status and headers of its answer are sent."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

@@ -32,7 +32,7 @@ LOOK_EVERY_S = 1.0
 
 
 class Keyring:
-    """Finds the key that a request shows.
+    """Holds the keys that a service accepts, and finds the key that a request sends.
 
     Args:
         api: The API key, or "".
@@ -64,7 +64,7 @@ class Keyring:
                 raise UserError(f"{VARIABLE}: {error}") from error
 
     def is_open_to_all(self, need: Need) -> bool:
-        """Whether no key is required. Settings allow that on loopback only."""
+        """Return whether routes with this scope need no key. The settings allow that on loopback only."""
         return self._internal is None if need == INTERNAL else self._api is None and self._file is None
 
     def find(self, shown: bytes, need: Need) -> NamedKey | None:
@@ -103,7 +103,7 @@ class Keyring:
         return self._is_broken
 
     def _look(self, *, now: bool = False) -> None:
-        """Reload the file if it has changed. Called by the event loop and by the thread of the metrics."""
+        """Reload the keys file if it has changed. Called by the event loop and by the metrics thread."""
         if self._file is None or not (now or time.monotonic() - self._looked_at >= self._look_every_s):
             return
         if not self._looking.acquire(blocking=False):

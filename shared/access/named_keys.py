@@ -37,7 +37,7 @@ class KeysFileError(ValueError):
 
 @dataclass(frozen=True)
 class NamedKey:
-    """One key.
+    """One key: its name, hash, scopes and expiry. Each line of a keys file describes one.
 
     Args:
         name: The key's name in logs.
@@ -52,7 +52,7 @@ class NamedKey:
     expires_at: datetime | None = None
 
     def has_expired(self) -> bool:
-        """Whether the key has ended."""
+        """Return whether ``expires_at`` has passed."""
         return self.expires_at is not None and datetime.now(UTC) >= self.expires_at
 
     def scope_list(self) -> str:
@@ -66,17 +66,17 @@ class NamedKey:
 
 
 def digest_of(key: bytes) -> bytes:
-    """Return the hash by which a key is stored and compared."""
+    """Return the SHA-256 of a key, which is stored and compared instead of the key."""
     return hashlib.sha256(key).digest()
 
 
 def api_key(key: str) -> NamedKey:
-    """Return the key with every scope of a user, for a service with only one key."""
+    """Return the key of HEADRACE_API_KEY as a NamedKey with every scope that a user can have."""
     return NamedKey(API_KEY_NAME, digest_of(key.encode()), frozenset(SCOPES))
 
 
 def internal_key(key: str) -> NamedKey:
-    """Return the key between services."""
+    """Return the key that services show to each other as a NamedKey, which opens only internal routes."""
     return NamedKey(INTERNAL_KEY_NAME, digest_of(key.encode()), frozenset({INTERNAL}))
 
 
@@ -146,7 +146,7 @@ def _key(words: Sequence[str]) -> NamedKey:
 
 
 def checked_name(name: str) -> str:
-    """Return the name if a key may have it.
+    """Return ``name`` if a key in the keys file may have it.
 
     Raises:
         KeysFileError: The name is malformed, or reserved.
@@ -173,7 +173,7 @@ def parse_scopes(text: str) -> frozenset[Scope]:
 
 
 def parse_expiry(text: str) -> datetime:
-    """Return the time at which a key ends.
+    """Parse the time at which a key ends: ISO 8601, in UTC unless it has an offset.
 
     Raises:
         KeysFileError: The text is not a time.

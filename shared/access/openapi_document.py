@@ -1,9 +1,9 @@
-"""Completes a service's OpenAPI document with the answers of the layers before the application. All services use it.
+"""Adds keys, scopes and error answers to a service's OpenAPI document, and removes its internal routes.
 
     document of the framework, RouteTable --> names, keys and scopes, problems of door and guard, one error
 
-A document contains only public routes: requests between services are not for clients. The framework's own error schemas
-are replaced, because no service answers with them.
+All services use it. The errors come from the layers before the application (access/, serving/), which the web framework
+does not know. Its own error schemas are replaced, because no service answers with them.
 """
 
 from http import HTTPStatus
@@ -89,12 +89,12 @@ _ERRORS: Final[dict[ErrorForm, tuple[str, dict[str, Any]]]] = {
 
 
 def responses(descriptions: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Return a route's own problems for OpenAPI. ``complete`` adds their schema and the problems of every route."""
+    """Return FastAPI's ``responses`` for a route's own errors. ``complete`` adds their schema, and common errors."""
     return {status: {"description": text} for status, text in descriptions.items()}
 
 
 def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
-    """Complete the document of a service. Doing it twice changes nothing.
+    """Complete a service's OpenAPI document in place, and return it. Doing it twice changes nothing.
 
     Args:
         document: The framework's document; it is changed.

@@ -1,4 +1,4 @@
-"""Rewrites problems for clients of another protocol, from whichever layer the problem comes.
+"""Rewrites problem+json errors into the error format of another protocol, such as OpenAI's.
 
     {"type": "/problems/session-over", "title": ..., "status": 410, "detail": "..."}
     OpenAI:  {"error": {"type": "invalid_request_error", "code": "session_over", "message": "...", "param": null}}
@@ -21,7 +21,7 @@ _FIRST_FAILURE = 500
 
 
 class RewrittenProblems:
-    """ASGI middleware, in front of all others.
+    """ASGI middleware that rewrites problem+json answers. It is in front of all others, to see the errors of each.
 
     Args:
         app: The application with its guards.
@@ -35,7 +35,7 @@ class RewrittenProblems:
         self._media_type = media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and rewrite a problem that it is answered with."""
+        """Pass the request on, and rewrite its answer if that is problem+json."""
         form = self._form_of(scope) if scope["type"] == "http" else None
         if form is None:
             await self._app(scope, receive, send)
@@ -68,19 +68,22 @@ class RewrittenProblems:
 
 
 def openai_error(problem: dict[str, Any]) -> dict[str, Any]:
-    """Return a problem in OpenAI's form. Its type becomes the code."""
+    """Return the body of OpenAI's error format for a problem+json body. The problem's type becomes the code."""
     kind = error_type(problem, _OPENAI_TYPES, "server_error")
     return {"error": {"type": kind, "code": error_code(problem), "message": problem["detail"], "param": None}}
 
 
 def error_type(problem: dict[str, Any], types: dict[int, str], failure: str) -> str:
-    """Return the type of an error by its status: that of ``types``, or ``failure`` for a status from 500 on."""
+    """Return an error type for the problem's status.
+
+    It is the type in ``types``, else ``failure`` from 500 on, and ``invalid_request_error`` below.
+    """
     status = problem["status"]
     return types.get(status, failure if status >= _FIRST_FAILURE else "invalid_request_error")
 
 
 def error_code(problem: dict[str, Any]) -> str:
-    """Return the code of an error: the problem's type, with underscores."""
+    """Return an error code for a problem: ``session_over`` for the type ``/problems/session-over``."""
     return str(problem["type"]).rpartition("/")[2].replace("-", "_")
 
 

@@ -33,10 +33,10 @@ _KEY_CHECK = "/v1/"
 
 
 class RequestLog:
-    """ASGI middleware.
+    """ASGI middleware that gives requests their ids, and writes the access log and the audit log.
 
     Args:
-        app: The service, with its door.
+        app: The service's application, with its key check.
         routes: The service's routes. A route with an ``action`` changes something.
     """
 
@@ -45,7 +45,7 @@ class RequestLog:
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and log it when it has been answered."""
+        """Pass the request on with a request id, and log it when it has been answered."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

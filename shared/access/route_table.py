@@ -42,7 +42,7 @@ MEANINGS: Final[dict[Scope, str]] = {
 
 @dataclass(frozen=True)
 class Route:
-    """One route.
+    """One route of a service.
 
     Args:
         name: A verb and a noun. It is the operation id in the OpenAPI document, so it never changes.
@@ -84,7 +84,7 @@ class Found:
 
 
 class RouteTable:
-    """The routes of one service."""
+    """The routes of one service, to be found by method and path."""
 
     def __init__(self, *routes: Route) -> None:
         self.routes = routes
@@ -113,7 +113,7 @@ class RouteTable:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Return the pattern of a path. Variable parts contain no control characters, as no name of ours does."""
+    """Return the regular expression for a route's path. Its variable parts match no slashes or control characters."""
     parts = re.split(r"\{\w+\}", path)
     return re.compile(r"([^/\x00-\x1f\x7f]+)".join(map(re.escape, parts)))
 

@@ -1,1 +1,1 @@
-"""The file system: places that users may name, files by their content, and writes that survive a power loss."""
+"""Access to files: paths that users may name, sets of files by content hash, writes that survive a power loss."""

@@ -16,9 +16,10 @@ def sync(*paths: Path) -> None:
 
 
 def write_whole(target: Path, data: bytes, *, aside: str = ".part") -> None:
-    """Write a file whose bytes are on the disk before it has its name, and the directories that it needs.
+    """Write a file that is whole whenever it exists, even after a power loss. Creates the directories that it needs.
 
-    ``aside`` is the end of its name until then. Writers of one file at the same time need different ones.
+    The bytes are synced under a temporary name that ends in ``aside``. Concurrent writers of one file need different
+    endings.
     """
     unfinished = target.with_name(f"{target.name}{aside}")
     try:

@@ -48,7 +48,7 @@ class FileRoots:
     except_for: tuple[str, ...] = ()
 
     def require(self, path: str, *, field: str, whole: bool = False) -> None:
-        """Return if the path may be used. With ``whole``, everything below it must be allowed too.
+        """Raise UserError unless a path or URL may be used. With ``whole``, everything below it must be allowed too.
 
         Raises:
             UserError: It may not be used. Outside the roots the message is the same whether or not the path exists.
@@ -71,9 +71,9 @@ class FileRoots:
             raise UserError(f"{shown!r} {reason}; {self._named()}", field=field)
 
     def open(self, path: str, *, field: str) -> BinaryIO:
-        """Open a file for reading. Its real location is checked when it is already open.
+        """Open a file for reading, if it may be used.
 
-        So the file cannot be replaced between the check and the reading.
+        The real location of the open file is checked, so the file cannot be replaced between the check and the reading.
 
         Raises:
             UserError: The file may not be used.
@@ -92,7 +92,7 @@ class FileRoots:
         return file
 
     def directories(self) -> tuple[str, ...]:
-        """Return the roots that are directories."""
+        """Return the roots that are directories, without the URLs."""
         return tuple(root for root in self.roots if "://" not in root)
 
     def _resolved(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class FileRoots:
         return is_inside and not any(_is_below(real, closed) for closed in self._closed())
 
     def _why_not_all_below(self, directory: str) -> str:
-        """Return what is wrong, or "": a link leads out, here or in a linked directory, or there are too many files."""
+        """Return why not all files below a directory may be used, or "": a link leads out, or there are too many."""
         num_entries = 0
         waiting = [os.path.realpath(directory)]
         seen = set(waiting)
@@ -178,14 +178,14 @@ def parse_roots(text: str) -> tuple[str, ...]:
 
 @cache
 def default_roots() -> tuple[str, ...]:
-    """Return the machine's directories but the system's, plus the home, current and temporary directories."""
+    """Return the machine's top-level directories except the system's, plus the home, current and temporary ones."""
     found = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and Path("/", name).is_dir()}
     found |= {os.path.expanduser("~"), os.getcwd(), tempfile.gettempdir()}
     return tuple(sorted(path for path in found if path.startswith("/") and path != "/"))
 
 
 def default_weight_roots() -> tuple[str, ...]:
-    """Return the default roots and all object stores. The service's credentials limit the buckets."""
+    """Return the default roots plus every object store: the service's credentials limit the buckets."""
     return (*default_roots(), *_STORES)
 
 

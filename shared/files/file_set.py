@@ -1,4 +1,4 @@
-"""Describes files that form one directory, such as a data set or a model, for their way over HTTP.
+"""Describes the files of one directory, such as a data set or a model, that are sent over HTTP.
 
     client: path, size, sha256 of each file --> set_id --> trainer: the same id for the same files
 
@@ -45,7 +45,7 @@ def is_hash(text: str) -> bool:
 
 
 def why_no_path(path: str) -> str:
-    """Return why a path cannot be that of a file in a set; empty if it can. It follows the path in a sentence."""
+    """Return why a file in a set cannot have this path, as a phrase that follows the path; empty if it can."""
     parts = path.split("/")
     if not path or len(path) > MAX_PATH or len(parts) > _MAX_DEPTH:
         return f"must have 1 to {MAX_PATH} characters and at most {_MAX_DEPTH} parts"
@@ -65,7 +65,7 @@ def why_no_path(path: str) -> str:
 
 
 def why_no_set(files: Iterable[SetFile]) -> str:
-    """Return why files cannot form a directory; empty if they can."""
+    """Return why these files cannot form one directory, as a sentence; empty if they can."""
     paths: dict[str, None] = {}
     sizes: dict[str, int] = {}
     for file in files:
@@ -89,6 +89,6 @@ def why_no_set(files: Iterable[SetFile]) -> str:
 
 
 def set_id(files: Iterable[SetFile]) -> str:
-    """Return the id of a set, which names its content: paths, sizes and hashes, in any order."""
+    """Return the id of a set of files: a hash of their paths, sizes and content hashes, in any order."""
     lines = sorted(f"{file.sha256} {file.size} {file.path}\n" for file in files)
     return f"sha256-{hashlib.sha256(''.join(lines).encode()).hexdigest()}"

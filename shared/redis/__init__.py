@@ -1,1 +1,1 @@
-"""Redis: connections, keys, streams, and the runs kept there."""
+"""Access to Redis: connections, key names, streams, and the records of runs."""

@@ -52,7 +52,7 @@ TRAINERS = "trainers"
 
 @dataclass(frozen=True)
 class RunKeys:
-    """Redis keys of one run."""
+    """The names of one run's Redis keys."""
 
     run_id: str
 
@@ -66,22 +66,22 @@ class RunKeys:
 
     @property
     def epoch(self) -> str:
-        """Counter of trainer incarnations; fences old ones."""
+        """Counter of trainer incarnations; writes of older incarnations are refused."""
         return self._key("epoch")
 
     @property
     def prompts(self) -> str:
-        """Stream of PromptGroup."""
+        """Stream of prompt groups, which generators read."""
         return self._key("prompts")
 
     @property
     def completions(self) -> str:
-        """Stream of CompletedGroup."""
+        """Stream of completed groups, which rewarders read."""
         return self._key("completions")
 
     @property
     def scored(self) -> str:
-        """Stream of ScoredGroup."""
+        """Stream of scored groups, which the trainer reads."""
         return self._key("scored")
 
     @property
@@ -94,7 +94,7 @@ class RunKeys:
         return self._key(f"seen:{stream.rsplit(':', 1)[-1]}")
 
     def leases(self, consumer_group: str) -> str:
-        """Sorted set of consumer leases of one consumer group."""
+        """Sorted set of the consumers in one consumer group, by lease expiry."""
         return self._key(f"leases:{consumer_group}")
 
     @property
@@ -104,7 +104,7 @@ class RunKeys:
 
     @property
     def generators(self) -> str:
-        """Hash of replica id to Registration."""
+        """Hash of generator replica id to its Registration."""
         return self._key("generators")
 
     @property
@@ -118,25 +118,25 @@ class RunKeys:
         return self._key("started")
 
     def sessions(self, group_id: str) -> str:
-        """Hash of what was recorded in the sessions of one group (services/sessions/session_store.py)."""
+        """Hash of the turns and tool results recorded in one group's sessions (services/sessions/session_store.py)."""
         return self._key(f"sessions:{group_id}")
 
     @property
     def required_version(self) -> str:
-        """The oldest LineageVersion that a generator may hold to take prompts."""
+        """The oldest weights (LineageVersion) with which a generator may take prompts."""
         return self._key("required_version")
 
     @property
     def events(self) -> str:
-        """Telemetry stream."""
+        """Stream of telemetry for clients that watch the run."""
         return self._key("events")
 
     def consumer_groups(self) -> tuple[tuple[str, str], ...]:
-        """(stream, consumer group) pairs. They are made only when a run is created."""
+        """Return the (stream, consumer group) pairs that are made when the run is created, and at no other time."""
         return ((self.prompts, GENERATORS), (self.completions, REWARDERS), (self.scored, TRAINERS))
 
     def everything(self) -> tuple[str, ...]:
-        """Every key of the run, for deletion. The keys of `sessions` are not here: their groups are in `started`."""
+        """Return every key of the run, for deletion, except its `sessions` keys: `started` lists their groups."""
         streams = (self.prompts, self.completions, self.scored)
         leases = tuple(self.leases(group) for group in (GENERATORS, REWARDERS, TRAINERS))
         seen = tuple(self.seen(stream) for stream in streams)

@@ -22,7 +22,7 @@ LEASE_S = 15.0
 
 
 async def _nothing() -> None:
-    """Renew only the lease."""
+    """Do nothing more after the renewal of a lease."""
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +56,7 @@ async def lease(
 
 
 async def renew(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> None:
-    """Extend the lease of ``consumer`` to ``lease_s`` from now."""
+    """Extend the lease of ``consumer`` to ``lease_s`` seconds from now."""
     await call(redis, "headrace_renew", keys=(leases,), args=(consumer, int(lease_s * 1000)))
 
 

@@ -1,4 +1,4 @@
-"""Sends calls of functions.lua that are made at the same time in one round trip.
+"""Sends concurrent calls of headrace's Redis functions (functions.lua) together, in one round trip.
 
     call A --> sent
     call B --+                      answer to A
@@ -47,7 +47,7 @@ class _Call:
             self.answer.set_result(answer)
 
     def begin_time(self, *, after_s: float = 0.0) -> None:
-        """Start the timeout of this call anew, in ``after_s`` seconds."""
+        """Restart the timeout of this call, to begin in ``after_s`` seconds."""
         self.end_time()
         self._deadline = self.answer.get_loop().call_later(after_s + self.timeout_s, self._give_up)
 
@@ -60,7 +60,7 @@ class _Call:
 
 
 class PipelinedCalls:
-    """The pipelined calls of one client."""
+    """Sends the function calls of one Redis client, together where several are waiting."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
@@ -77,7 +77,13 @@ class PipelinedCalls:
         args: Sequence[str | bytes | int | float] = (),
         timeout_s: float = 60.0,
     ) -> Any:
-        """Call a function. It does what redis_connection.call does, and raises what that raises."""
+        """Call a Redis function together with other waiting calls, and return its answer.
+
+        Raises:
+            FencedError: A newer trainer owns the run.
+            StateLostError: The run's streams or headrace's functions are gone.
+            UnavailableError: Redis did not answer within ``timeout_s``.
+        """
         mine = _Call(function, keys, args, timeout_s, asyncio.get_running_loop().create_future())
         mine.begin_time()
         self._waiting[mine] = None
@@ -99,7 +105,7 @@ class PipelinedCalls:
             self._sender = asyncio.create_task(self._send_all(), name="send pipelined calls", context=self._context)
 
     def _end_unless_needed(self) -> None:
-        """Stop sending if no caller waits any more, because all were cancelled or gave up."""
+        """Stop the sending task if no caller waits any more."""
         if self._sender is not None and not self._waiting:
             self._sender.cancel()
             self._sender = None

@@ -1,4 +1,4 @@
-"""Opens the Redis connection every service uses, with the defaults that break streams turned off.
+"""Opens the Redis connection of every service, without the defaults of redis-py that break streams.
 
 redis-py retries by itself, so it applies an XADD twice after a lost reply, and its socket timeout is shorter than a
 blocking read. Here only our own idempotent functions (``call``) are retried, every wait is finite, and exceptions of
@@ -76,7 +76,7 @@ class _CancellableWrites(aioredis.Connection):
 
 
 class _CancellableTlsWrites(_CancellableWrites, aioredis.SSLConnection):
-    """The same over TLS."""
+    """A `_CancellableWrites` connection over TLS."""
 
 
 def connect(url: str) -> Redis:
@@ -100,10 +100,11 @@ async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: b
     """Await ``make()`` repeatedly while Redis is unreachable or has no room. Only for calls that may be applied twice.
 
     A server without room does answer, and each such answer starts the timeout anew. A service that ended instead would
-    repeat its work after its restart and get the same answer; after a few times it would be taken for the cause.
+    repeat its work after its restart and get the same answer. After a few restarts, its entries would be buried as the
+    cause.
 
     Args:
-        make: Makes the awaitable.
+        make: Returns a new awaitable for each attempt.
         what: The operation's name, for people.
         timeout_s: How long Redis may be unreachable.
         waits_for_room: False if a client waits for the answer, because room does not come within seconds.
@@ -142,9 +143,9 @@ async def call(
     timeout_s: float = 60.0,
     waits_for_room: bool = True,
 ) -> Any:
-    """Run a function of functions.lua, again after a lost reply. Applied twice, each has the effect of one call.
+    """Call a headrace Redis function (functions.lua), and again after a lost reply: a second call changes nothing more.
 
-    A wiped server is given the functions again, if this user may load them, and is then asked again.
+    If the server was wiped, the functions are loaded again if this user may load them, and the call is repeated.
 
     A second answer may differ from the lost first one. Groups that are readmitted twice are generated twice, and
     the second results are dropped.
@@ -175,7 +176,7 @@ async def call(
 
 
 def our_functions() -> str:
-    """Return functions.lua of this release."""
+    """Return the Lua source of this release's Redis functions (functions.lua)."""
     return importlib.resources.files("shared.redis").joinpath("functions.lua").read_text(encoding="utf-8")
 
 
@@ -208,7 +209,7 @@ def _no_room(error: Exception) -> str:
 
 
 def translate(error: RedisError) -> HeadraceError:
-    """Return our exception for an error that Redis answered with."""
+    """Return headrace's exception for an error reply of Redis."""
     message = str(error)
     if message.startswith("FENCED"):
         return FencedError(message)

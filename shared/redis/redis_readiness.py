@@ -1,4 +1,4 @@
-"""At the start of a service: waits until Redis answers, refuses an unusable one, and loads our functions."""
+"""Prepares Redis for a service: waits until it answers, refuses an unusable one, and loads headrace's functions."""
 
 import contextlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from shared.redis.redis_connection import NO_ROOM, Redis, our_functions, patient
 
 
 async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
-    """At the start of a service, wait until Redis answers, refuse an unusable one, and load our functions.
+    """Wait at a service's start until Redis answers, refuse an unusable one, and load headrace's functions.
 
     If this user may not load functions, wait until another service has loaded them; the trainer's user may. A server
     without room that has our functions is accepted, so that runs on it can still be inspected and ended.
@@ -27,7 +27,9 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
 
 
 async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
-    """Wait in the same way for a Redis that took the password before. A replaced server may get its users a bit later.
+    """Wait until a Redis that was lost answers again, refuse an unusable one, and load headrace's functions.
+
+    A refused password is tried again, because a replaced server may get its users a bit later.
 
     Raises:
         UnavailableError: No answer within ``timeout_s``, none to this user, or no functions.
@@ -70,14 +72,14 @@ async def _ping(client: Redis) -> None:
 
 
 async def _load(client: Redis, code: str) -> None:
-    """Load our library unless the server has it. Without room, it refuses even a load that changes nothing."""
+    """Load headrace's functions unless the server has them: a full server refuses even a load that changes nothing."""
     libraries: Any = await client.function_list(library="headrace", withcode=True)
     if not any(code.encode() in library for library in libraries):
         await client.function_load(code, replace=True)
 
 
 async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> None:
-    """Wait until a user who may load functions has loaded this release's."""
+    """Wait until the trainer, whose Redis user may load functions, has loaded this release's functions."""
 
     async def look() -> None:
         libraries: Any = await client.function_list(library="headrace", withcode=True)

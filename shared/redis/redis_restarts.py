@@ -12,7 +12,7 @@ _EVERY_S = 5.0
 
 
 class RestartWatch:
-    """Asks a server at intervals which process it is.
+    """Notices restarts of a Redis server by the ``run_id`` that INFO reports.
 
     Args:
         redis: Client of redis_connection.py.
@@ -26,7 +26,9 @@ class RestartWatch:
         self._look_at = 0.0
 
     async def has_restarted(self) -> bool:
-        """Return whether the server is another process than at the last call; False at the first call.
+        """Return whether the server is another process than at the last request; False at the first.
+
+        Returns False without a request if the last one was less than ``every_s`` ago.
 
         Raises:
             UnavailableError: The server does not answer for a minute.

@@ -32,11 +32,11 @@ class RunIndex:
         return [entry.removeprefix(start) for entry in await self._entries(RUNS_BY_NAME, start, limit=limit)]
 
     async def ids(self) -> set[str]:
-        """Return all ids."""
+        """Return all run ids in the index."""
         return set(await self._entries(RUNS_BY_ID, "", limit=-1))
 
     async def enter(self, names: Mapping[str, str | None]) -> None:
-        """Enter runs.
+        """Add runs to the index.
 
         Args:
             names: The name of each run by its id; None for a run without a name.
@@ -50,12 +50,12 @@ class RunIndex:
                 await self._asked(functools.partial(self._redis.zadd, key, dict.fromkeys(entries, 0.0)))
 
     async def leave(self, run_id: str, name: str | None) -> None:
-        """Remove a run."""
+        """Remove a run's id and name from the index."""
         await self._asked(lambda: self._redis.zrem(RUNS_BY_ID, run_id))
         await self.leave_name(run_id, name)
 
     async def leave_name(self, run_id: str, name: str | None) -> None:
-        """Remove one name of a run."""
+        """Remove a run's entry under a name, such as its name before a change. If ``name`` is None, do nothing."""
         for entry in _entries_of({run_id: name}):
             await self._asked(lambda entry=entry: self._redis.zrem(RUNS_BY_NAME, entry))
 

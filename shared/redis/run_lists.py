@@ -40,7 +40,7 @@ class RunLists:
         return await self._members(SERVED_RUNS)
 
     async def enter(self, run_id: str, status: str, *, waits_for_room: bool) -> None:
-        """List a run that is about to have this status."""
+        """Add a run to the list of the status that it is about to get, if that status has a list."""
         if (to := _LIST_OF.get(status)) is None:
             return
         created_at_s = await patiently(

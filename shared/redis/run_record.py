@@ -1,4 +1,4 @@
-"""What Redis holds of one run: its config, its desired state, its status, its progress, and what it waits for.
+"""The record of one run in Redis: its config, its requested state, its status and its progress.
 
     POST /v1/runs --> queued --> running <-> paused     (desired: pause, or its rewards fail; pause.py)
                          |          |------> finished
@@ -28,7 +28,7 @@ TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What a run waits for."""
+    """The reason why a run waits, for programs and for people."""
 
     kind: WaitingKind
     """The kind of wait, for programs."""
@@ -50,7 +50,7 @@ class BestEvaluation(msgspec.Struct, frozen=True):
 class Progress(msgspec.Struct, frozen=True):
     """The state of a run's training. Its training rank writes it about once a second.
 
-    Counts are of the surviving lineage: ``admitted = trained + dropped + in flight``.
+    Counts leave out training that a crash has undone: ``admitted = trained + dropped + in flight`` always holds.
     """
 
     step: int = 0
@@ -89,7 +89,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """One run as the API shows it."""
+    """The decoded Redis record of one run, from which the run API answers."""
 
     run_id: str
     config: dict[str, Any]
@@ -113,24 +113,24 @@ class RunRecord(msgspec.Struct, frozen=True):
 
     @property
     def steps_made(self) -> int:
-        """Optimizer steps as ``max_steps`` counts them: the run's own, and the steps before it."""
+        """Optimizer steps that count towards ``max_steps``: the run's own, plus the ``steps_before`` it began with."""
         return self.progress.step + (0 if self.beginning is None else self.beginning.steps_before)
 
     @property
     def has_made_all_steps(self) -> bool:
-        """Whether the run trains no more: before its end, it only pushes, writes a checkpoint and evaluates."""
+        """Whether a live run has made its last optimizer step: it still pushes, writes a checkpoint and evaluates."""
         is_made = self.config.get("max_steps") == 0 or 0 < self.progress.max_steps <= self.progress.step
         return self.status in ("running", "paused") and is_made
 
     @property
     def tags(self) -> list[str]:
-        """The run's tags."""
+        """Words by which runs are filtered in lists; empty without any."""
         found: list[str] = self.config.get("tags", [])  # an older release did not write them
         return found
 
     @property
     def metadata(self) -> dict[str, MetadataValue]:
-        """The run's metadata."""
+        """The user's texts and numbers about the run, by name; empty without any."""
         found: dict[str, MetadataValue] = self.config.get("metadata", {})
         return found
 

@@ -28,7 +28,7 @@ _MAX_READ = 100
 
 
 class RunStore:
-    """Reads and writes run records."""
+    """Reads and writes the Redis records of all runs, and keeps the lists and the index of runs up to date."""
 
     def __init__(self, redis: Redis) -> None:
         self.lists = RunLists(redis)
@@ -46,7 +46,7 @@ class RunStore:
     async def create(
         self, run_id: str, config: RunConfig, *, run_dir: str, beginning: Beginning | None = None
     ) -> RunRecord:
-        """Make the run's streams and consumer groups, then its record. No other function ever makes them.
+        """Make the run's streams and consumer groups, then its record. No other function makes them.
 
         Raises:
             NoRoomError: Redis has no room for the run, and nothing of the run is left there.
@@ -100,7 +100,7 @@ class RunStore:
             raise UnavailableError(str(cause)) from cause
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """Return the record, or None if the run does not exist."""
+        """Return the record of a run, or None if the run does not exist."""
         fields = await self._patiently(lambda: self._redis.hgetall(RunKeys(run_id).run), "reading the run record")
         return decode_record(run_id, fields)
 
@@ -180,7 +180,7 @@ class RunStore:
         await self.index.enter({record.run_id: record.name for record in await self.get_all([*missing])})
 
     async def set_status(self, run_id: str, status: Status, *, reason: str = "", waits_for_room: bool = True) -> None:
-        """Write the status and the time at which it was reached.
+        """Write the status of a run, with its reason and the time at which it was reached.
 
         Raises:
             NoRoomError: Redis has no room, and ``waits_for_room`` is False.
@@ -197,8 +197,8 @@ class RunStore:
         """Replace the settings of a run.
 
         Args:
-            record: The run as it is.
-            config: Its new settings.
+            record: The run's current record.
+            config: All of its settings after the change.
 
         Raises:
             NoRoomError: Redis has no room.
@@ -212,14 +212,14 @@ class RunStore:
             await self.index.leave_name(record.run_id, record.name)
 
     async def write_pause(self, run_id: str, pause: Pause | None) -> None:
-        """Write that the run is paused and why, or that it is running again."""
+        """Set the run's status to paused, with the reason; or to running, if ``pause`` is None."""
         fields: dict[Any, Any] = {"status": "running", "reason": ""}
         if pause is not None:
             fields = {"status": "paused", "reason": pause.reason, "pause": msgspec.json.encode(pause)}
         await self._write(run_id, fields)
 
     async def ask_to(self, run_id: str, desired: Desired) -> None:
-        """Write the desired state of the run. Its training rank reads it between two batches."""
+        """Request that the run goes on, pauses or stops. Its training rank reads the request between two batches."""
         await call(
             self._redis,
             "headrace_ask",
@@ -230,7 +230,7 @@ class RunStore:
         )
 
     async def wishes(self, run_id: str) -> Wishes:
-        """Return what was requested of the run. Raises StateLostError if its record is gone."""
+        """Return the requested state of the run. Raises StateLostError if its record is gone."""
         names = ["desired", "num_resumes", "max_steps"]
         desired, num_resumes, max_steps = await self._patiently(
             lambda: self._redis.hmget(RunKeys(run_id).run, names), "reading the run"
@@ -248,12 +248,12 @@ class RunStore:
         await self._write(run_id, {"progress": msgspec.json.encode(progress)})
 
     async def write_starting(self, record: RunRecord, doing: str) -> None:
-        """Write what the run's training rank does before it trains. The rest of the progress stays."""
+        """Write the current work of a training rank that does not train yet. The rest of the progress stays."""
         progress = msgspec.structs.replace(record.progress, starting=doing, updated_at_s=time.time())
         await self.write_progress(record.run_id, progress)
 
     async def current_run(self) -> str | None:
-        """Return the run the generator fleet serves now."""
+        """Return the id of the run that the generator fleet serves now; None without one."""
         run_id = await self._patiently(lambda: self._redis.get(CURRENT_RUN), "reading the current run")
         return None if run_id is None else str(run_id.decode())
 
@@ -276,14 +276,14 @@ class RunStore:
             )
 
     async def required_version(self, run_id: str) -> LineageVersion:
-        """Return the version that a generator must hold to take prompts; NO_WEIGHTS before the first push."""
+        """Return the oldest version with which a generator may take prompts; NO_WEIGHTS before the first push."""
         raw = await self._patiently(
             lambda: self._redis.get(RunKeys(run_id).required_version), "reading the required policy version"
         )
         return NO_WEIGHTS if raw is None else LineageVersion.parse(raw.decode())
 
     async def delete(self, run_id: str) -> None:
-        """Delete the run's streams and record. Its directory stays."""
+        """Delete all Redis keys of the run, such as its streams and its record. Its directory stays."""
         record = await self.get(run_id)
         await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
         await self.lists.leave_others(run_id, "deleted", waits_for_room=False)
@@ -306,7 +306,7 @@ class RunStore:
         )
 
     async def _read_each(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
-        """Return the answers to several commands that only read, in one round trip."""
+        """Send several read-only commands in one round trip, and return their answers in order."""
 
         async def read() -> list[Any]:
             async with self._redis.pipeline(transaction=False) as pipe:

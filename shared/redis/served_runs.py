@@ -1,4 +1,4 @@
-"""One task for each run that is served, as long as it is served."""
+"""Keeps one asyncio task in a service for each run that it serves."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class ServedRuns:
-    """The tasks of one service.
+    """The tasks of one service, one for each served run.
 
     Args:
         serve: Serves a run until it is cancelled. If it ends by itself, it is called again.
@@ -25,7 +25,10 @@ class ServedRuns:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def follow(self, served: Sequence[RunRecord]) -> None:
-        """Begin tasks for new runs, and cancel those of runs that are over. Raises the failure of a task."""
+        """Start a task for each new run in ``served``, and cancel the tasks of all other runs.
+
+        A task that has ended by itself is started again. If it failed, its exception is raised.
+        """
         for run_id in [run_id for run_id, task in self._tasks.items() if task.done()]:
             self._tasks.pop(run_id).result()
         for run_id in self._tasks.keys() - {record.run_id for record in served}:

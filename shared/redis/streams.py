@@ -37,7 +37,7 @@ MAX_DELIVERIES = 4
 
 @dataclass(frozen=True)
 class Delivery:
-    """One stream entry that this consumer holds."""
+    """A stream entry that ``consumer`` has read and has not finished yet."""
 
     consumer: "StreamConsumer"
     entry_id: str
@@ -48,7 +48,7 @@ class Delivery:
         """Publish ``payload`` to ``destination``, ack this entry and delete its group's keys, in one step.
 
         Returns:
-            False if another consumer's result for this group was first; ours is dropped.
+            False if another consumer had already published a result for this group; then ``payload`` is dropped.
         """
         first = await self.consumer.calls.call(
             "headrace_hand_off",
@@ -130,9 +130,10 @@ class StreamConsumer:
         self._has_lost_a_reply = False
 
     async def may_have_own(self) -> bool:
-        """Return whether this consumer may own entries that it does not hold. No other consumer will take them.
+        """Return whether Redis may have entries pending for this consumer that it does not hold as deliveries.
 
-        After a restart of Redis, entries that were handed off may be back.
+        No other consumer takes them while this one lives. After a restart of Redis, entries that were handed off may
+        be back.
 
         Raises:
             UnavailableError: Redis did not answer for a minute.
@@ -142,7 +143,7 @@ class StreamConsumer:
         return bool(self._redelivered) or self._own_pending_after is not None or self._has_lost_a_reply
 
     async def read_own(self, *, count: int) -> list[Delivery]:
-        """Return up to ``count`` deliveries that this consumer already owns. It claims no others.
+        """Return up to ``count`` deliveries that are already pending for this consumer, and claim no others.
 
         Raises:
             StateLostError: The stream or its consumer group is gone.
@@ -157,7 +158,9 @@ class StreamConsumer:
         return self._take_redelivered(count)
 
     async def read(self, *, count: int, block_s: float | None = BLOCK_S) -> list[Delivery]:
-        """Return up to ``count`` deliveries, or none after ``block_s`` seconds. With None it does not wait.
+        """Return up to ``count`` deliveries: own pending entries first, then dead consumers' entries, then new ones.
+
+        Waits up to ``block_s`` seconds for a new entry; with None it does not wait.
 
         Raises:
             StateLostError: The stream or its consumer group is gone.
@@ -186,10 +189,10 @@ class StreamConsumer:
             pass
 
     async def give_back(self, *, keep: Collection[str] = ()) -> None:
-        """Leave pending entries to other consumers, except those in ``keep``; see the function.
+        """Leave the pending entries to other consumers, except entries with ids in ``keep``.
 
-        No delivery of the others may be in work any more. This consumer may get them again. Deliveries of this process
-        are not counted, because it has not died of them.
+        The entries must not be worked on any more. This consumer may get them again. Their deliveries to this process
+        do not count towards ``max_deliveries``, because it has not died of them.
 
         Raises:
             UnavailableError: Redis did not answer for a minute.
@@ -206,11 +209,11 @@ class StreamConsumer:
         self._in_hand &= set(keep)
 
     def forget(self, entry_id: str) -> None:
-        """Forget an entry that was handed off, buried or acked."""
+        """Stop holding an entry, because it was handed off, buried or acked."""
         self._in_hand.discard(entry_id)
 
     def dropped(self, entry_id: str) -> None:
-        """Forget an entry that another consumer took over. If it is ours again, it is read again."""
+        """Stop holding an entry that another consumer has taken over. If this one gets it again, it is read again."""
         self._in_hand.discard(entry_id)
         self._has_lost_a_reply = True
 
@@ -229,7 +232,7 @@ class StreamConsumer:
         await self._redeliver(entries)
 
     async def _fetch_lost_replies(self) -> None:
-        """Find entries that a lost reply assigned to us, or that are ours again.
+        """Find entries that are pending for this consumer but not held, for example because a reply was lost.
 
         It does not read our pending entries again. That would count as a delivery of the entries that are being worked
         on, and a few bad moments of the network would bury them.
@@ -323,10 +326,10 @@ async def give_back(
     keep: Collection[str] = (),
     uncounted: Collection[str] = (),
 ) -> None:
-    """Leave the pending entries of a consumer to the others, although it lives on and keeps its lease.
+    """Leave a live consumer's pending entries to the other consumers of its group. It keeps its lease.
 
     The entries move to a name without a lease, so they are reclaimed like a dead consumer's. This is not a delivery.
-    Entries with the ids of ``keep`` stay. The last delivery of those of ``uncounted`` is not counted.
+    Entries with ids in ``keep`` stay. The last delivery of entries with ids in ``uncounted`` is not counted.
 
     Raises:
         UnavailableError: Redis did not answer for a minute.

@@ -1,1 +1,1 @@
-"""The options of a run by subject, each module with the checks of its own options; run_config.py combines them."""
+"""The options of a run: a module for each subject, with the checks of its options. run_config.py combines them."""

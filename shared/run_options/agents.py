@@ -1,4 +1,4 @@
-"""Options of agents: tools, an environment or a program of the user, and how the model's calls are read."""
+"""Run options for agents: tools, environments, agent programs, and vLLM's parser of tool calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Self
@@ -17,7 +17,7 @@ _Table = Annotated[dict[_Name, _Name], Field(min_length=1, max_length=MAX_TOOLS)
 
 
 def unknown_environment(row: Mapping[str, object], names: Sequence[str]) -> str:
-    """Return why the run does not have a row's environment; empty if it has."""
+    """Return why the run has no environment for a row, as text that begins with a verb; empty if it has one."""
     name = row.get(ENVIRONMENT_COLUMN)
     if name in names:
         return ""
@@ -28,7 +28,7 @@ def unknown_environment(row: Mapping[str, object], names: Sequence[str]) -> str:
 
 
 class AgentOptions(Section):
-    """Options of a run whose rollouts have several turns."""
+    """Options of agent runs: tools, environments, agent programs, and their limits."""
 
     tools: list[_Name] = Field(
         default=[],
@@ -98,12 +98,12 @@ class AgentOptions(Section):
         return next((name for name in AGENTIC if getattr(self, name)), None)
 
     def environment_factories(self) -> dict[str | None, str]:
-        """Return what makes the environments by name. The name is None if all rollouts have the same one."""
+        """Return the environment factories by name. The name is None if all rollouts have the same one."""
         given = self.environment_factory
         if given is None:
             return {}
         return {None: given} if isinstance(given, str) else dict[str | None, str](given.items())
 
     def environment_names(self) -> tuple[str, ...]:
-        """Return the names of which each row has one in the column ``environment``; empty without several."""
+        """Return the names that rows may have in the column ``environment``; empty unless there are several."""
         return tuple(name for name in self.environment_factories() if name is not None)

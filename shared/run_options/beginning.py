@@ -1,4 +1,4 @@
-"""Options about the beginning of a run that takes over from a checkpoint."""
+"""Run options for starting from a checkpoint or from existing weights."""
 
 from typing import Self
 
@@ -8,7 +8,7 @@ from shared.run_options.section import Section
 
 
 class BeginningOptions(Section):
-    """Options of the trainer's beginning/."""
+    """Options that choose a checkpoint to start from, and the parts of it that the run takes."""
 
     resume_from_checkpoint: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Options about data: data sets, the columns of their rows, prompts, and evaluation.
+"""Run options for data: data sets, the columns of their rows, prompts, and evaluation.
 
 The names come from TRL's ``ScriptArguments``, and in a mixture from its ``DatasetConfig``. docs/datasets.md explains
 them with examples.
@@ -48,14 +48,14 @@ class DatasetSource(Section):
         return self.path.endswith(LOCAL_SUFFIXES)
 
     def same_rows_as(self, other: "DatasetSource") -> bool:
-        """Whether both have the same rows, however their columns are renamed."""
+        """Return whether both have the same rows, even if they rename columns differently."""
         if PurePath(self.path) != PurePath(other.path):
             return False
         return self.is_file or (self.name, self.split) == (other.name, other.split)
 
 
 class DataOptions(Section):
-    """Options of the trainer's dataset.py and prompt_encoder.py."""
+    """Options of data sets, prompts and evaluation."""
 
     datasets: list[DatasetSource] | None = Field(
         default=None, min_length=1, max_length=64, description="Several data sets, mixed; instead of dataset_name"

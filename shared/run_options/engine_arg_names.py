@@ -1,6 +1,6 @@
-"""The names that a run file's `vllm:` section may use. Each was looked up in vLLM 0.32: none loads code or files.
+"""The vLLM engine arguments that a run file's `vllm:` section may set: in vLLM 0.32, none of them loads code or files.
 
-Every other name is refused (engine_args.py), so new arguments of a later vLLM are refused until they are looked up.
+Every other name is refused (engine_args.py), and so are the new arguments of a later vLLM until they are checked.
 tests/generator/engine/test_engine_arg_names.py compares with vLLM. The lists are grouped as vLLM's are.
 """
 

@@ -1,4 +1,6 @@
-"""Decides who may set which of vLLM's engine arguments, and gives the reason. Pure: the run API has no vLLM.
+"""Decides whether a run or an operator may set an engine argument of vLLM, and gives the reason if not.
+
+Does not import vLLM, which the run API does not have.
 
     headrace's own    <    the run's `vllm:` section    <    HEADRACE_ENGINE_ARGS of a replica
 
@@ -209,7 +211,10 @@ def _why_not_this_table(name: str, table: Any) -> str | None:
 
 
 def _why_not_this_speculation(content: Mapping[str, Any]) -> str | None:
-    """Check ``method`` and ``model``. Without a method, vLLM imports a model that is named like a Python class."""
+    """Return why a run may not set this method and model of speculative decoding; None if it may.
+
+    Without a method, vLLM imports a model that is named like a Python class.
+    """
     method, model = content.get("method"), content.get("model")
     if method is not None and not (isinstance(method, str) and method in SPECULATIVE_METHODS):
         return f"of its methods a run may use {', '.join(sorted(SPECULATIVE_METHODS))}; {_OPERATORS_MAY}"
@@ -224,7 +229,7 @@ def _is_surely_a_model(model: Any) -> bool:
 
 
 def _as_vllm_reads(key: str) -> str:
-    """Return the key that vLLM makes of a key of speculative_config."""
+    """Return a key of speculative_config with underscores instead of hyphens, as vLLM reads it."""
     return key.replace("-", "_")
 
 
@@ -234,9 +239,9 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def default_max_model_len(model: Mapping[str, Any]) -> int | None:
-    """Return how many tokens vLLM lets prompt and completion have without ``max_model_len``; None if it is not known.
+    """Return the most tokens that vLLM allows a prompt and its completion together by default; None if unknown.
 
-    A stretched rotary embedding multiplies the positions, except by methods whose models state the stretched number.
+    A scaled rotary embedding multiplies ``max_position_embeddings``. With some methods, models state the product there.
 
     Args:
         model: The contents of config.json. A multimodal model has a table for its language model there.
@@ -251,8 +256,8 @@ def default_max_model_len(model: Mapping[str, Any]) -> int | None:
 def longrope_context(model: Mapping[str, Any]) -> int | None:
     """Return the number of tokens beyond which a model's rotary embedding has other frequencies; None without longrope.
 
-    vLLM uses the frequencies of long texts for all tokens if a sequence may be longer than this, and transformers uses
-    them in passes that are.
+    vLLM uses the frequencies of long texts for all tokens if ``max_model_len`` is larger than this. transformers uses
+    them only in forward passes that are longer.
 
     Args:
         model: The contents of config.json.

@@ -1,4 +1,4 @@
-"""Options about sampling and the engine. docs/engine.md explains them.
+"""Run options for sampling and for vLLM's engine. docs/engine.md explains them.
 
 The trainer recomputes the policy at ``temperature``. Every other restriction of sampling gives the generator another
 distribution. Its logprobs are recorded, and importance sampling sees the difference.
@@ -88,7 +88,7 @@ class GenerationKwargs(Section):
 
 
 class GenerationOptions(Section):
-    """Options of the generator's engine.py and generation_loop.py."""
+    """Options of sampling and of vLLM's engine, and the number of groups in flight on a replica."""
 
     # Generation
     num_generations: int = Field(default=8, ge=2, le=1024, description="Completions per prompt")
@@ -151,11 +151,11 @@ class GenerationOptions(Section):
         return None if kwargs is None else kwargs.structured_outputs
 
     def asks_for_more_of_vllm(self) -> bool:
-        """Return whether anything is set that only vLLM can check."""
+        """Return whether options are set that only vLLM can check: engine arguments, or some sampling options."""
         return bool(self.vllm or self.generation_kwargs or self.vllm_structured_outputs_regex is not None)
 
     def restrictions(self) -> list[str]:
-        """Return the settings, except temperature, that keep the policy's tokens from being sampled as it would."""
+        """Return the settings, except temperature, that make sampling differ from the policy's distribution."""
         kwargs = self.generation_kwargs or GenerationKwargs()
         is_set = {
             "top_p": self.top_p < 1,
@@ -171,7 +171,7 @@ class GenerationOptions(Section):
 
 
 def _check_depth(value: Any) -> None:
-    """Raise ValueError if tables and lists nest deeper than any value that vLLM takes."""
+    """Raise ValueError if tables and lists are nested more than 64 levels deep, as no valid vLLM argument is."""
     level: list[Any] = [value]
     for _ in range(_DEEPEST):
         inner: list[Any] = []

@@ -1,7 +1,7 @@
 """The options of TRL's ``GRPOConfig`` 1.16 under their names and with their defaults, as a dataclass without torch.
 
-It only holds them: trl/run_config_of_trl.py turns them into the settings of a run, and says what has no meaning there.
-docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
+It only holds them. trl/run_config_of_trl.py turns them into the settings of a run, with a note for each option that is
+left out. docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _Options = TypeVar("_Options")
 
 
 def _explaining_unknown_options(kind: type[_Options]) -> type[_Options]:
-    """Have the constructor of a dataclass say what an option that it does not have was meant for."""
+    """Make a dataclass's constructor explain unknown options in its TypeError, and record the given options."""
     known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
     construct = kind.__init__
 
@@ -63,10 +63,10 @@ def _unknown(name: str, known: list[str]) -> str:
 @_explaining_unknown_options
 @dataclass
 class GRPOConfig:
-    """TRL's options, and those of headrace that TRL does not have.
+    """All options of TRL's ``GRPOConfig``, and headrace's own that TRL does not have.
 
-    ``TrlParser`` makes arguments of a command line of them. It takes the second type of a union of three. A table may
-    also be a JSON text, as on a command line.
+    ``TrlParser`` turns the fields into command-line arguments. Of a union of three types it uses the second, so a table
+    may also be given as JSON text.
 
     Args:
         early_stopping_patience: The training ends after this many evaluations in a row without an improvement, as with
@@ -316,11 +316,11 @@ class GRPOConfig:
 
     @property
     def given(self) -> frozenset[str]:
-        """Names of the options that the constructor was called with. A parser, which gives all, counts as none."""
+        """Names of the options that the constructor was given. Empty if it was given all, as by a parser."""
         return frozenset(self.__dict__.get("_given", ()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options. Tokens are replaced by their names, as in transformers."""
+        """Return the options as a dict. Secret tokens are replaced by their option's name, as in transformers."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         return {name: f"<{name.upper()}>" if name.endswith("_token") else value for name, value in values.items()}
 
@@ -363,25 +363,25 @@ class GRPOConfig:
         return "cpu"
 
     def get_process_log_level(self) -> int:
-        """Return ``log_level`` as a number of the module logging; that of transformers if it is ``passive``."""
+        """Return ``log_level`` as a level of the module logging; transformers' own level if it is ``passive``."""
         if self.log_level == "passive":
             return logging.getLogger("transformers").getEffectiveLevel()
         return logging.getLevelNamesMapping().get(self.log_level.upper(), logging.NOTSET)
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Generator[None]:
-        """Run the block at once: a script is one process."""
+        """Run the block without waiting, because the script is the only process."""
         del local, desc
         yield
 
     @property
     def train_batch_size(self) -> int:
-        """Completions of a pass in training, as ``per_device_train_batch_size`` says."""
+        """Number of completions in a training pass: ``per_device_train_batch_size``, for one device."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """Completions of a pass in an evaluation, as ``per_device_eval_batch_size`` says."""
+        """Number of completions in an evaluation pass: ``per_device_eval_batch_size``, for one device."""
         return self.per_device_eval_batch_size
 
 

@@ -1,4 +1,4 @@
-"""Options about what is kept and reported: checkpoints, the hub, logs and trackers."""
+"""Run options for checkpoints, the Hugging Face Hub, logs and trackers."""
 
 import re
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ ABOUT_BEST = ("metric_for_best_model", "load_best_model_at_end", "early_stopping
 
 
 class KeepingOptions(Section):
-    """Options of the trainer's checkpoint_writer.py, export.py, run_log.py and reports.py."""
+    """Options of checkpoints, the best checkpoint, the Hugging Face Hub, logs and trackers."""
 
     save_steps: int | float = Field(
         default=10,
@@ -134,13 +134,13 @@ class KeepingOptions(Section):
 
     @property
     def best_metric_name(self) -> str:
-        """The metric of an evaluation that decides, with its prefix."""
+        """Name of the evaluation metric that decides which checkpoint is the best, with the prefix ``eval_``."""
         name = self.metric_for_best_model or DEFAULT_BEST_METRIC
         return name if name.startswith(EVALUATION) else f"{EVALUATION}{name}"
 
     @property
     def is_greater_better(self) -> bool:
-        """Whether the larger value of that metric is the better one."""
+        """Whether larger values of the metric ``best_metric_name`` are better."""
         if self.greater_is_better is not None:
             return self.greater_is_better
         return not self.best_metric_name.endswith("loss")

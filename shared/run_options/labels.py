@@ -29,7 +29,7 @@ _VALUE: JsonDict = {
 
 
 class LabelOptions(Section):
-    """Labels of a run. No computation depends on them."""
+    """The name, tags and metadata of a run. No computation depends on them."""
 
     name: str | None = Field(
         default=None,
@@ -73,10 +73,10 @@ class LabelOptions(Section):
 
 
 def _shown(name: object, value: object) -> MetadataValue:
-    """Return a value of the metadata.
+    """Return a metadata value if it and its name are allowed.
 
     Raises:
-        ValueError: It or its name is of another kind, too long, or too large to be exact everywhere.
+        ValueError: The value or its name is of another type, too long, or too large to be exact everywhere.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("its names are letters, digits, '.', '_' and '-', at most 64 of them")

@@ -1,4 +1,4 @@
-"""Options about LoRA, named as in TRL's ``ModelConfig``. docs/lora.md explains them."""
+"""Run options for LoRA, named as in TRL's ``ModelConfig``. docs/lora.md explains them."""
 
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ _NOT_LAYERS = {
 
 
 class LoraOptions(Section):
-    """Options of the trainer's lora.py and run_models.py, and of the generator's engine_spec.py."""
+    """Options of training LoRA adapters, which the generator's engine then serves."""
 
     # LoRA
     use_peft: bool = Field(default=False, description="Train LoRA adapters instead of all weights")
@@ -66,5 +66,5 @@ class LoraOptions(Section):
 
 
 def served_rank(rank: int) -> int:
-    """Return vLLM's ``max_lora_rank`` for adapters of a rank."""
+    """Return the smallest ``max_lora_rank`` of vLLM that serves adapters of this rank."""
     return min(served for served in _RANKS_OF_VLLM if served >= rank)

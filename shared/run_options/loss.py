@@ -1,4 +1,4 @@
-"""Options about the loss: TRL's GRPO losses, the correction for stale and foreign samples, KL and entropy terms.
+"""Run options for the loss: TRL's GRPO losses, importance sampling corrections, KL and entropy terms.
 
 Names, defaults and meanings come from ``GRPOConfig`` in TRL 1.16; docs/algorithms.md has the equations. An option
 that would have no effect is refused, where TRL would ignore it silently.
@@ -19,7 +19,7 @@ _SUMS_TOKENS: tuple[LossType, ...] = ("dr_grpo", "dapo", "bnpo", "cispo")
 
 
 def what_departs_from_gspo(loss_type: str, importance_sampling_level: str) -> list[str]:
-    """Return a warning if ratios are of whole completions in a loss that sums tokens, as TRL 1.16 warns."""
+    """Return a warning, as TRL 1.16 gives it, for sequence-level ratios in a loss that sums over tokens."""
     if importance_sampling_level != "sequence" or loss_type not in _SUMS_TOKENS:
         return []
     return [
@@ -29,7 +29,7 @@ def what_departs_from_gspo(loss_type: str, importance_sampling_level: str) -> li
 
 
 class LossOptions(Section):
-    """Options of the trainer's loss.py, importance.py and advantages.py."""
+    """Options of the loss, the advantages, and the importance sampling correction."""
 
     loss_type: LossType = Field(default="dapo", description="Which loss; docs/algorithms.md has the equations")
     importance_sampling_level: Literal["token", "sequence"] = Field(
@@ -136,7 +136,7 @@ class LossOptions(Section):
         return self
 
     def unread(self) -> dict[str, str]:
-        """Return the options of the loss that are set without effect, each with the reason."""
+        """Return the options of the loss that are set but have no effect, each with the reason."""
         return {
             name: reason
             for reason, names in self._unread()
@@ -145,7 +145,7 @@ class LossOptions(Section):
         }
 
     def _unread(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield options that would have no effect, with the reason."""
+        """Yield a reason, and the options that would have no effect for this reason."""
         if self.loss_type not in _CLIPPED:
             reason = f"loss_type {self.loss_type} does not clip; {', '.join(_CLIPPED)} do"
             yield reason, ("epsilon", "delta")
@@ -258,7 +258,7 @@ class LossOptions(Section):
         return self
 
     def clip_range(self) -> tuple[float, float]:
-        """Return (1 - epsilon, 1 + epsilon_high)."""
+        """Return the bounds of the clipped ratio: 1 - epsilon, and 1 + epsilon_high (1 + epsilon if that is None)."""
         return 1 - self.epsilon, 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
 
     def correction_bounds(self) -> tuple[float | None, float | None]:

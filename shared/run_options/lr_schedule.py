@@ -1,7 +1,8 @@
 """Learning-rate schedules: their names, the options of each in ``lr_scheduler_kwargs``, and whether one fits a run.
 
-Names and meanings are transformers' ``get_scheduler``, which makes the schedule itself (optimizer.py of the trainer).
-Mistakes are reported at submit, and the validation of a run must not load torch. So the options are listed here.
+Names and meanings come from transformers' ``get_scheduler``, which makes the schedule itself (optimizer.py of the
+trainer). Mistakes are reported at submit, and the validation of a run must not load torch. So the options are listed
+here.
 """
 
 import math
@@ -88,7 +89,7 @@ _POLYNOMIAL_LR_END = 1e-7
 
 @dataclass(frozen=True)
 class LrSchedule:
-    """A schedule as a run's settings describe it."""
+    """A run's learning-rate schedule, from its settings."""
 
     type: LrSchedulerType
     kwargs: Mapping[str, KwargValue]
@@ -97,7 +98,7 @@ class LrSchedule:
     """A number of steps; below 1, a share of the run's steps."""
 
     def check(self) -> None:
-        """Check everything that does not depend on the length of the run.
+        """Check the options of the schedule, except whether they fit the length of the run.
 
         Raises:
             ValueError: The schedule is wrong; the message says what to write instead.
@@ -121,7 +122,7 @@ class LrSchedule:
         self._check_rates()
 
     def _check_rates(self) -> None:
-        """Check that the schedule says where it ends, and that it ends below ``learning_rate``."""
+        """Check that the options say where the learning rate ends, and that this is below ``learning_rate``."""
         if self.type == "warmup_stable_decay" and "num_decay_steps" not in self.kwargs:
             raise ValueError(
                 "lr_scheduler_type warmup_stable_decay needs to know how long the last stage is; "

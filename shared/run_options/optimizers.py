@@ -45,7 +45,7 @@ _BITSANDBYTES: Final = "bitsandbytes"
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """One optimizer."""
+    """The memory, options, arguments and package of one optimizer."""
 
     moment_bytes: int
     """Bytes that it keeps for each trained parameter, without those that `moment_bytes` adds for arguments."""
@@ -112,10 +112,10 @@ FACTS: Final[Mapping[Optimizer, OptimizerFacts]] = {
 
 
 def parse_optim_args(optim: Optimizer, text: str) -> dict[str, OptimArgument]:
-    """Return the arguments in transformers' form: ``momentum=0.9, nesterov=true``.
+    """Parse ``optim_args`` in transformers' form, such as ``momentum=0.9, nesterov=true``.
 
     Raises:
-        ValueError: The text has another form, or an argument that the optimizer does not take.
+        ValueError: The text has another form, or an argument or a value that the optimizer does not take.
     """
     kinds = FACTS[optim].arguments
     arguments: dict[str, OptimArgument] = {}
@@ -134,8 +134,8 @@ def parse_optim_args(optim: Optimizer, text: str) -> dict[str, OptimArgument]:
 def moment_bytes(optim: Optimizer, arguments: Mapping[str, OptimArgument]) -> int:
     """Return the bytes of an optimizer's state for each trained parameter.
 
-    Adafactor's sums are not counted: they are a number for each row and each column of a matrix. Neither is Muon's
-    second moment of the embeddings.
+    Adafactor's sums are not counted, because they are one number for each row and column of a matrix. Muon's second
+    moment of the embeddings is not counted either.
     """
     has_momentum = bool(arguments.get("momentum")) and optim in ("sgd", "rmsprop")
     return FACTS[optim].moment_bytes + 4 * has_momentum + 4 * bool(arguments.get("centered"))

@@ -1,4 +1,4 @@
-"""Options about the weight push, and about the engine during a push."""
+"""Run options for the weight push, and for the engine during a push."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -16,7 +16,7 @@ _URL = re.compile(r"([a-z0-9]+)://(.+)")
 
 
 class PushingOptions(Section):
-    """Options of the weight push."""
+    """Options of the weight push: transport, encoding, deadline, staging, KV cache and probe."""
 
     weight_transport: WantedTransport = Field(
         default="auto",

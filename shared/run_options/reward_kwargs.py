@@ -25,7 +25,7 @@ MAX_CHARACTERS = 256 * 1024
 
 
 def check_reward_kwargs(kwargs: RewardKwargs, reward_funcs: Collection[str]) -> None:
-    """Raise ValueError, with a sentence, if these are not valid keyword arguments for these functions."""
+    """Raise ValueError if the names, values or total size of ``reward_kwargs`` are not valid for these functions."""
     strangers = [name for name in kwargs if name not in reward_funcs]
     if strangers:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_reward_kwargs(kwargs: RewardKwargs, reward_funcs: Collection[str]) -> 
 
 
 def also_columns(kwargs: Mapping[str, Mapping[str, Any]], columns: Collection[str]) -> list[str]:
-    """Return a sentence for each function with an argument that is also a column of the dataset."""
+    """Return an error message for each function with an argument that is also a column of the dataset."""
     return [
         f"{function} is given {_quoted(doubles)} by reward_kwargs and by the dataset, which has a column of that name; "
         "rename one of them, or choose the columns that go to reward functions with `columns`"
@@ -55,7 +55,7 @@ def also_columns(kwargs: Mapping[str, Mapping[str, Any]], columns: Collection[st
 
 
 def _characters(value: object, *, where: str) -> int:
-    """Return about how long a value is as JSON. Raises ValueError if it is not JSON."""
+    """Return the approximate length of a value as JSON, in characters. Raises ValueError if it is not JSON."""
     pending: list[tuple[object, int]] = [(value, 0)]
     num_characters = 0
     while pending:

@@ -1,4 +1,4 @@
-"""The settings of one run, as a user submits them. Names are TRL's ``GRPOConfig`` wherever the meaning is the same.
+"""The settings of one run, as a user submits them. Names come from TRL's ``GRPOConfig`` where the meaning is the same.
 
 The run API validates them once, before anything starts. They are then stored in Redis and read by every service.
 Unknown keys are refused, and so are combinations that make no sense, with the reason.
@@ -192,7 +192,7 @@ class RunConfig(
         return self
 
     def in_steps(self, total_steps: int) -> Self:
-        """Return the settings with shares of the run as optimizer steps."""
+        """Return the settings with ``save_steps``, ``eval_steps`` and ``logging_steps`` as whole numbers of steps."""
         given = {"save_steps": self.save_steps, "eval_steps": self.eval_steps, "logging_steps": self.logging_steps}
         steps = {name: max(1, steps_of(value, total_steps)) for name, value in given.items() if value is not None}
         return self.model_copy(update=steps)
@@ -200,8 +200,8 @@ class RunConfig(
     def longest_rollout(self) -> int | None:
         """Return the most tokens that a prompt and its completion may have together; None if prompts have no limit.
 
-        ``max_prompt_length`` limits the row's prompt only. The first turn of an agentic run may be longer: it has the
-        tools' schemas, what the environment appends, or the agent program's own messages.
+        It is also None for an agentic run: ``max_prompt_length`` limits only the row's prompt, and the first turn also
+        has the tools' schemas, the environment's text, or the agent program's own messages.
         """
         if self.is_agentic or self.max_prompt_length is None:
             return None
@@ -217,15 +217,15 @@ class RunConfig(
         return max(1, math.ceil(epochs - 1e-9))  # 98 times 1 / 49 may be more than 2
 
     def weights(self) -> tuple[float, ...]:
-        """Return one weight for each reward function."""
+        """Return ``reward_weights``; if it is not set, 1.0 for each reward function."""
         return tuple(self.reward_weights) if self.reward_weights is not None else (1.0,) * len(self.reward_funcs)
 
 
 def parse_run_config(raw: Any) -> RunConfig:
-    """Return the validated config.
+    """Validate a run's settings, as read from YAML or JSON.
 
     Raises:
-        UserError: One sentence for each problem, with the nearest known key for an unknown one.
+        UserError: The settings are wrong. ``problems`` has a sentence for each problem, with a hint for unknown keys.
     """
     try:
         return RunConfig.model_validate(raw)
@@ -244,7 +244,7 @@ _TABLES: Mapping[int | str, tuple[Mapping[str, FieldInfo], Mapping[str, str]]] =
 
 
 def _problems(error: ValidationError) -> list[tuple[str, str]]:
-    """Return (setting, message) pairs in the terms of a run file. Alternatives of one value make one sentence."""
+    """Return (setting, message) pairs in the terms of a run file. The errors of one value become one message."""
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
         where = _where(item["loc"])
@@ -254,7 +254,7 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
 
 
 def _where(loc: tuple[int | str, ...]) -> str:
-    """Return the dotted name of the wrong setting, without what pydantic adds to it: alternatives, keys of tables."""
+    """Return the dotted name of the wrong setting, without the parts that pydantic adds for unions and table keys."""
     for depth in range(1, len(loc)):
         field = _settings_beside(loc[:depth])[0].get(str(loc[depth - 1]))
         if field is not None and _has_alternatives(field.annotation):
@@ -266,7 +266,7 @@ def _where(loc: tuple[int | str, ...]) -> str:
 
 
 def _settings_beside(loc: tuple[int | str, ...]) -> tuple[Mapping[str, FieldInfo], Mapping[str, str]]:
-    """Return the settings of the table that ``loc`` is in, and what to write instead of settings it does not have."""
+    """Return the settings of the table that ``loc`` is in, and hints for settings that the table does not have."""
     return _TABLES[loc[0]] if len(loc) > 1 and loc[0] in _TABLES else (RunConfig.model_fields, INSTEAD)
 
 

@@ -23,7 +23,7 @@ _FORMATS: Final = frozenset(
 def misplaced(
     config: RunConfig, *, data: FileRoots, weights: FileRoots, opens_data_sets: bool = True
 ) -> list[tuple[str, str]]:
-    """Return (setting, sentence) for each name that this service may not open: outside the roots, or not a hub id."""
+    """Return (setting, reason) for each name that this service may not open: outside the roots, or not a hub id."""
     sources = dict(filter(None, [*config.train_sources().items(), config.eval_source()])) if opens_data_sets else {}
     named: list[tuple[str, str, FileRoots, bool]] = [("model", config.model, data, True)]
     named += [(field, source.path, data, not source.is_file) for field, source in sources.items()]
@@ -50,7 +50,7 @@ def require_places(config: RunConfig, *, data: FileRoots, weights: FileRoots, op
 
 
 def _not_of_the_hub(name: str) -> str | None:
-    """Return why a name is not taken for an id on the hub: libraries would read local files instead."""
+    """Return why a name cannot be a hub id, because libraries would read local files instead; None if it can."""
     if name in _FORMATS:
         return f"{name!r} is a format and not a data set; name a file, or a Hugging Face id"
     if name and os.path.exists(name):
@@ -61,7 +61,7 @@ def _not_of_the_hub(name: str) -> str | None:
 
 
 def _no_draft_model(name: str) -> str | None:
-    """Return why a name is not passed to vLLM as a draft model. The run API checks other models in the same way."""
+    """Return why a name cannot be the id of a draft model; None if it can. The run API checks other models itself."""
     if name in MODEL_FREE_METHODS or (_HUB_ID.fullmatch(name) and ".." not in name):
         return None
     return f"{name[:200]!r} is neither an absolute path nor a Hugging Face id"

@@ -1,4 +1,4 @@
-"""The base class of all sections of a run's options."""
+"""The base class of a run's option classes, and types and functions that several of them use."""
 
 import math
 from types import NoneType
@@ -15,21 +15,21 @@ LARGEST = 2**53
 
 
 def steps_of(steps: float, total_steps: int) -> int:
-    """Return a number of optimizer steps that may be given as a share of the run, rounded up as in transformers."""
+    """Return a number of steps as an int. Below 1 it is a share of ``total_steps``, rounded up as in transformers."""
     return int(steps) if steps >= 1 else math.ceil(total_steps * steps)
 
 
 def whole_or_share(steps: float | None) -> float | None:
-    """Return a number of steps or a share of the run; raises ValueError if it is neither."""
+    """Return ``steps`` if it is a whole number of steps or, below 1, a share of the run. Otherwise raise ValueError."""
     if steps is not None and steps >= 1 and steps != int(steps):
         raise ValueError(f"{steps} is neither a whole number of steps nor, below 1, a share of the run")
     return steps
 
 
 class Section(BaseModel):
-    """Options that belong together. Unknown keys are refused, types are not coerced, and NaN is refused.
+    """The base class of a run's option classes. Refuses unknown keys, NaN and infinity, and does not coerce types.
 
-    Null means that an option is not set, as in TRL, except where it is a value beside another default.
+    Null means that an option is not set, as in TRL, unless null is a value of the option and not its default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -44,7 +44,7 @@ class Section(BaseModel):
 
     @classmethod
     def _takes_null(cls, name: str) -> bool:
-        """Return whether null is a value of its own, or an error that is to be reported."""
+        """Return whether null must reach the field's validation, as a value of its own or as an error to report."""
         field = cls.model_fields.get(name)
         if field is None or field.is_required():
             return True
@@ -59,7 +59,7 @@ class Section(BaseModel):
 
     @classmethod
     def document(cls, *, ref_template: str = DEFAULT_REF_TEMPLATE) -> dict[str, Any]:
-        """Return the JSON schema of the options, with null where an option may be not set."""
+        """Return the JSON schema of the options, which also allows null for every option that may be left out."""
         schema = cls.model_json_schema(ref_template=ref_template)
         for name, field in cls.model_fields.items():
             if not field.is_required():
@@ -68,7 +68,7 @@ class Section(BaseModel):
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that takes null, too."""
+    """Return a JSON schema that allows null as well as the values of ``schema``."""
     if {"type": "null"} in schema.get("anyOf", ()):
         return schema
     about = {key: schema[key] for key in ("default", "description", "title") if key in schema}

@@ -1,4 +1,4 @@
-"""Options about the trainer's computation: optimizer, memory, devices."""
+"""Run options for the trainer's computation: optimizer, memory, devices."""
 
 import math
 from typing import Annotated, Any, Literal, Self, cast
@@ -17,7 +17,7 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attenti
 
 
 class TrainingOptions(Section):
-    """Options of the trainer's policy_core.py."""
+    """Options of the optimizer, its schedule, memory and speed, and the training ranks."""
 
     max_steps: int = Field(
         default=-1, ge=-1, description="Optimizer steps; -1 derives them from num_train_epochs, 0 only evaluates"
@@ -148,16 +148,16 @@ class TrainingOptions(Section):
         return self
 
     def lr_schedule(self) -> LrSchedule:
-        """Return the learning-rate schedule."""
+        """Return the learning-rate schedule, with its kwargs, learning rate and warm-up."""
         return LrSchedule(self.lr_scheduler_type, self.lr_scheduler_kwargs or {}, self.learning_rate, self.warmup_steps)
 
     @property
     def compile_backend(self) -> str:
-        """The backend of torch.compile."""
+        """The backend of torch.compile; ``inductor`` if none was chosen."""
         return self.torch_compile_backend or INDUCTOR
 
     def optimizer_arguments(self) -> dict[str, OptimArgument]:
-        """Return the arguments in ``optim_args``."""
+        """Return ``optim_args`` as a dict; empty if they are not set. Raises ValueError if they are wrong."""
         return parse_optim_args(self.optim, self.optim_args) if self.optim_args else {}
 
     def moment_bytes(self) -> int:

@@ -65,7 +65,7 @@ def _wanted(item: ErrorDetails) -> str:
 
 
 def _but_is(value: object, wanted: Iterable[str]) -> str:
-    """Return what was given instead, and how to write what was probably meant."""
+    """Return a phrase with the type of the given value, and a hint if only its spelling is wrong."""
     if value is None:
         return ", and is empty"
     if isinstance(value, str):
@@ -91,7 +91,7 @@ def _but_is_scalar(value: bool | float, wanted: Iterable[str]) -> str:
 
 
 def _reads_as(text: str, wanted: Iterable[str]) -> bool:
-    """Whether a text would be of a wanted kind if it were written without quotes."""
+    """Return whether a text would be a value of a wanted type if it were written without quotes."""
     if "true or false" in wanted:
         return text.lower() in ("true", "false")
     try:

@@ -1,1 +1,1 @@
-"""What every service process needs: logs, secrets, TLS, health."""
+"""Code that every service process needs: logs, secrets, TLS, and detection of hung or stopped processes."""

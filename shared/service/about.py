@@ -1,4 +1,4 @@
-"""A service's report of itself: the same body from all services, read by `headrace doctor`.
+"""A service's report of its releases, GPUs and disk, with the same body in all services; `headrace doctor` reads it.
 
     GET /v1/about            API key         trainer, rewarder, generator, sessions
     GET /internal/v1/about   internal key    trainer, generator, sessions: they call each other
@@ -69,7 +69,7 @@ def about(
     environment: Mapping[str, str] | None = None,
     runs_disk: RunsDisk | None = None,
 ) -> About:
-    """Return this process's report.
+    """Return this service's report of its releases, GPUs and disk.
 
     Args:
         service: The kind of service.

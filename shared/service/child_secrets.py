@@ -1,4 +1,4 @@
-"""Keeps the keys and the address of Redis out of the environments of processes, and away from reward workers.
+"""Hides a service's keys and Redis URL from its child processes and from other processes of the same user.
 
     settings read --hide_secrets--> no child inherits them: reward workers, vLLM's workers, compilers, trackers
     a child that needs a secret --in_memory--> reads it from a file that exists only in its parent's memory
@@ -69,7 +69,7 @@ def handed_on(secrets: Mapping[str, str]) -> Generator[tuple[dict[str, str], lis
 
 
 def is_handed_on(path: str) -> bool:
-    """Whether a path names a file that this process inherited open. In another process the path means another file."""
+    """Return whether a path names a file that this process inherited open; elsewhere it means another file."""
     return path.startswith(_OWN)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP request that a task answers: its id, the name of its key, and its status. Set by request_log.py."""
+"""Keeps the HTTP request that a task answers: its id, its key's name and its status. access/request_log.py sets it."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ NOBODY = "nobody"
 
 @dataclass
 class CurrentRequest:
-    """One request, filled in on its way through the service.
+    """One HTTP request. The layers of the service fill in its fields.
 
     Attributes:
         request_id: The header X-Request-Id if it was valid, else a new random id.
@@ -41,7 +41,10 @@ def current_request_id() -> str:
 
 
 def name_subject(subject: str) -> None:
-    """Set the subject of the audit line: the id of a new run or upload, or a name from the body."""
+    """Set the subject in the request's line of the audit log, for a route whose path does not contain it.
+
+    It is the id of a run or upload, or a name from the body.
+    """
     request = _current.get()
     if request is not None:
         request.subject = subject
@@ -53,5 +56,5 @@ def enter(request: CurrentRequest) -> object:
 
 
 def leave(token: object) -> None:
-    """Undo ``enter``."""
+    """Restore the request that was current before the ``enter`` that returned ``token``."""
     _current.reset(token)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Runs in processes that multiprocessing's fork server has forked."""
+"""Cleans up in processes that multiprocessing's fork server has forked."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from multiprocessing import forkserver
 
 
 def let_go_of_fork_server() -> None:
-    """Close this process's copy of the pipe whose end of file tells the fork server that its service is gone.
+    """Close this process's copy of the pipe by which the fork server notices that its service is gone.
 
     Every child inherits it. A copy in a hung child would keep the fork server alive after the service was killed.
     """

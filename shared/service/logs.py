@@ -42,7 +42,7 @@ class JsonLines(logging.Formatter):
     """Formats a record as one JSON object on one line, whatever the message contains."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON."""
+        """Return the record as one JSON object, with the run, group and request that it is about."""
         event = {
             "at": _at(record),
             "level": record.levelname,
@@ -65,7 +65,7 @@ class TextLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as text."""
+        """Return the record as text, with the run, group and request that it is about in brackets."""
         about, message = " ".join(_what_it_is_about(record).values()), record.getMessage()
         head = f"{_at(record)} {record.levelname} {record.name}"
         text = f"{head} [{about}] {message}" if about or message.startswith("[") else f"{head} {message}"
@@ -75,7 +75,7 @@ class TextLines(logging.Formatter):
 
 
 def configure_logging(level: str, *, log_format: LogFormat = "json") -> None:
-    """Send every log record to stderr."""
+    """Send all log records of this process to stderr, from ``level`` on. Replaces earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextLines() if log_format == "text" else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -91,7 +91,7 @@ def configure_first_logging(environment: Mapping[str, str]) -> None:
 
 
 def log_lines(log: logging.Logger, error: Exception) -> None:
-    """Log why a process ends, at every log level. Each line of the error is one event, such as one wrong variable."""
+    """Log an error that ends the process, as critical. Each of its lines is one event, such as one wrong variable."""
     for line in str(error).splitlines():
         log.critical("%s", line)
 
@@ -104,9 +104,12 @@ def about_run(run_id: str) -> None:
 
 @contextlib.contextmanager
 def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
-    """Set what events of this task, and of tasks that it starts in the body, are about. Empty arguments change nothing.
+    """Set the run and the group in log events of this task, and of tasks that it starts in the body.
 
-    A task that it starts for other users too needs its own ``contextvars.Context()``: it would keep this name for ever.
+    Empty arguments change nothing.
+
+    A task that is started in the body but works for other runs too needs its own ``contextvars.Context()``. Otherwise
+    it keeps this run and group for ever.
     """
     tokens = [(name, name.set(value)) for name, value in ((_run_of_task, run_id), (_group_of_task, group_id)) if value]
     try:
@@ -117,7 +120,7 @@ def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
 
 
 def last_message(lines: Sequence[str]) -> str:
-    """Return the last message of a process, to tell why it ended, or "".
+    """Return the last message in the log lines of a process, which may tell why it ended; "" without one.
 
     Python's warnings are skipped: multiprocessing warns of leftovers of a killed process after its last message.
     """

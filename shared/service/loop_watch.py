@@ -67,7 +67,10 @@ def ended_if_hung(name: str, *, after_s: int = HUNG_AFTER_S) -> Generator[None]:
 
 
 def _end(name: str, after_s: int) -> None:
-    """Exit without the logging module, whose lock another thread may hold. Writing to stderr may fail or block."""
+    """Write the stacks of all threads to stderr, and exit with status 1.
+
+    The logging module is not used, because another thread may hold its lock. Writing to stderr may fail or block.
+    """
     signal.alarm(_SAYING_S)  # ends the process even in a write that never returns
     says = f"{name} ends, restart it: its event loop stood still for {after_s} s. The stacks of all threads:\n"
     with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ def read_secret(path: Path, *, variable: str, otherwise: str = "mount the secret
 
 
 def with_password(url: str, password: str) -> str:
-    """Return a Redis URL with a password. A user in the URL is kept.
+    """Return a Redis URL with ``password`` added. A user in the URL is kept.
 
     Raises:
         ValueError: The URL already has a password.

@@ -1,4 +1,4 @@
-"""Detects that a process has been stopped (SIGSTOP, SIGTSTP) for long. It neither works nor ends, and logs nothing.
+"""Detects processes that have been stopped (SIGSTOP, SIGTSTP) for a minute: they neither work nor end.
 
 A supervisor looks at its processes at intervals. The looks are counted, not the time between them: if the supervisor
 was stopped too for a minute, as on a laptop that slept, no process has been stopped for long.
@@ -13,7 +13,7 @@ STOPPED_S: Final = 60.0
 
 
 class Stops:
-    """Counts for how long any of some processes has been stopped.
+    """Counts how long at least one of several processes has been stopped.
 
     Args:
         every_s: Seconds between two looks.
@@ -24,7 +24,10 @@ class Stops:
         self._stopped_s = 0.0
 
     def look(self, pids: Iterable[int]) -> bool:
-        """Return whether a process among these and their children has been stopped for more than STOPPED_S."""
+        """Return whether a process among these and their children has been stopped for more than STOPPED_S.
+
+        Call it every ``every_s`` seconds.
+        """
         is_one = any(_is_stopped(each) for pid in pids for each in (pid, *_children(pid)))
         self._stopped_s = self._stopped_s + self._every_s if is_one else 0.0
         return self._stopped_s > STOPPED_S
@@ -40,7 +43,7 @@ def _children(pid: int) -> Iterable[int]:
 
 
 def _read(path: str) -> str:
-    """Return the content, or "" if the process has ended or /proc does not exist."""
+    """Return the content of a file in /proc, or "" if the process has ended or /proc does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

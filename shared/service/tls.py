@@ -1,4 +1,4 @@
-"""TLS: a service's certificate, the CAs that are trusted, and what to do if a certificate is refused.
+"""TLS of the services: a server's certificate, the CAs that clients trust, and explanations of failed handshakes.
 
     HEADRACE_TLS_CERT_FILE   the service's certificate, PEM, followed by its intermediate certificates
     HEADRACE_TLS_KEY_FILE    its private key, PEM, without a password
@@ -96,7 +96,7 @@ class PeerTls:
     server_name: str = ""
 
     def for_async_client(self) -> dict[str, Any]:
-        """Return arguments for httpx.AsyncClient.
+        """Return the arguments that apply these settings to an httpx.AsyncClient.
 
         Raises:
             UserError: The file contains no certificates.
@@ -115,7 +115,7 @@ PUBLIC_TLS = PeerTls()
 
 
 def trusted(ca_file: Path | None) -> ssl.SSLContext:
-    """Return a client's context that trusts only the CAs of a file; without a file, certifi's.
+    """Return a client's SSL context that trusts only the CAs of a file; without a file, certifi's.
 
     Raises:
         UserError: The file contains no certificates.
@@ -132,7 +132,7 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
 
 @functools.cache
 def _trusting_certifi() -> ssl.SSLContext:
-    """Return one context for the clients of an event loop, as loading so many CAs takes 20 ms.
+    """Return one SSL context for all clients of an event loop, because loading so many CAs takes 20 ms.
 
     Clients in several threads cannot share it: httpcore changes a context at each connection.
     """
@@ -140,7 +140,7 @@ def _trusting_certifi() -> ssl.SSLContext:
 
 
 def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) -> str:
-    """Return why a client that reaches ``server`` under this name would refuse it; empty if it would accept it.
+    """Return why a client would refuse a server that it reaches by the name ``host``; empty if it would accept it.
 
     The handshake takes place in memory: nothing is sent anywhere.
     """
@@ -158,7 +158,7 @@ def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) ->
 
 
 def trouble_with(error: BaseException, *, host: str = "") -> str:
-    """Return what is wrong with TLS and what to do, if TLS made a call fail; else an empty string.
+    """Return the problem and a remedy if TLS made a call fail; else an empty string.
 
     Args:
         error: An exception of httpx or of the ssl module.
@@ -173,7 +173,7 @@ def trouble_with(error: BaseException, *, host: str = "") -> str:
 
 
 def why_away(error: "httpx.HTTPError | httpx.InvalidURL", *, url: str) -> str:
-    """Return why a server could not be asked: the problem with TLS, else httpx's message."""
+    """Return why a request to a server failed: the problem with TLS and its remedy, else httpx's message."""
     import httpx
 
     if trouble := trouble_with(error, host=urlsplit(url).hostname or ""):

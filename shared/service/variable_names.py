@@ -1,4 +1,4 @@
-"""All variables that headrace reads, so that a mistyped variable can be told from one for another process.
+"""The names of all environment variables that headrace reads, to warn about mistyped ones.
 
 Services on one machine often share one environment, which may also be that of a Compose stack. A variable that none of
 them reads was meant for something else, or is a mistake that would go unnoticed.

@@ -31,7 +31,7 @@ _LOG_EVERY_S = 60.0
 
 
 class Acceptor:
-    """The connections of one listening socket, with the interface that uvicorn expects of a server.
+    """Accepts and limits the connections of one listening socket. Has the interface that uvicorn expects of a server.
 
     Args:
         listener: A bound socket, which the caller closes.

@@ -1,4 +1,4 @@
-"""One connection of a client. It adds deadlines for the client to uvicorn's protocol, which has none.
+"""One client's connection to a service: adds deadlines for the client to uvicorn's protocol, which has none.
 
     accepted --head_timeout_s--> head --> body --> answer --keep_alive_s--> next head ...
                  408                  http_guard.py      |
@@ -27,10 +27,10 @@ much, and 280 ms for asyncio's own 256 KiB."""
 
 
 class Http(H11Protocol):
-    """uvicorn's protocol, with our format for the error that a request is not HTTP."""
+    """uvicorn's HTTP protocol, except that it answers malformed requests with problem+json."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer unreadable input and close the connection, because the start of a next request cannot be found."""
+        """Answer unreadable input with 400, and close the connection: the next request's start cannot be found."""
         cycle = cast("Any", self).cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
             detail = "This is not a request in HTTP/1.1, or it could be read in two ways."
@@ -39,7 +39,7 @@ class Http(H11Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Passes what it reads to uvicorn's protocol, and limits the time that the client takes.
+    """Passes a client's data to uvicorn's protocol, and limits the time that the client takes.
 
     Args:
         http: uvicorn's protocol for this connection.
@@ -99,25 +99,25 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close the connection now, whatever is under way."""
+        """Close the connection at once, even while a request is answered."""
         if self._transport is not None:
             self._transport.abort()
         elif self._opening is not None:
             self._opening.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
+        """Start the deadline of the first request's head, and connect uvicorn's protocol."""
         self._transport = cast("asyncio.Transport", transport)
         self._taken_at = _now()
         self._head_due_at = self._taken_at + self._limits.head_timeout_s
         self._http.connection_made(_LingeringTransport(self._transport, self.end))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio. It reads TLS records into slices of the buffer; slices of a bytearray would be copies."""
+        """Return the shared read buffer, as a memoryview: asyncio slices it, and a bytearray's slices are copies."""
         return memoryview(self._buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio."""
+        """Pass ``nbytes`` received bytes to uvicorn's protocol, or discard them if the last answer was sent."""
         if self.is_lingering:
             self._num_discarded_bytes += nbytes
             if self._num_discarded_bytes > _MAX_DISCARDED_BYTES:
@@ -134,20 +134,20 @@ class Connection(asyncio.BufferedProtocol):
             self._head_due_at = _now() + self._limits.head_timeout_s
 
     def eof_received(self) -> None:
-        """See asyncio, which then closes the connection."""
+        """Tell uvicorn's protocol that the client sends no more. asyncio then closes the connection."""
         self._http.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
+        """Report the end of the connection to uvicorn's protocol and to ``on_end``."""
         self._http.connection_lost(exc)
         self._on_end(self)
 
     def pause_writing(self) -> None:
-        """See asyncio."""
+        """Have uvicorn's protocol stop writing, because the client reads too slowly."""
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """See asyncio."""
+        """Have uvicorn's protocol go on writing, because the client has read enough."""
         self._http.resume_writing()
 
     def end(self) -> None:

@@ -3,11 +3,11 @@
     request --> [worked on: <= max_requests] --> body: max_body_bytes, body_timeout_s --> application
                             503                           413            408
 
-Pure ASGI, behind the door (access/door.py); all services use it. Probes are neither counted nor refused, and neither
-are the routes that its entrance exempts. The time of a body counts only while the guard waits for the client, not while
-the request waits in a queue here. A client that disconnects before its body is complete causes one log line and no
-stack trace. Errors are RFC 9457 problem+json. No service speaks websockets: the server answers a request to upgrade as
-plain HTTP, and everything else that is not HTTP is closed before it opens.
+Pure ASGI, behind the key check (access/door.py); all services use it. Probes are neither counted nor refused, and
+neither are routes that the service exempts. The time of a body counts only while the guard waits for the client, not
+while the request waits in a queue here. A client that disconnects before its body is complete causes one log line and
+no stack trace. Errors are RFC 9457 problem+json. No service speaks websockets: the server answers a request to upgrade
+as plain HTTP, and everything else that is not HTTP is closed before it opens.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]
 
 
 async def reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, bytes]] | None = None) -> None:
-    """Answer with a problem."""
+    """Send ``body``, a problem of RFC 9457, as the whole answer to a request. Its ``status`` is the HTTP status."""
     data = json.dumps(body).encode()
     headers = [
         (b"content-type", b"application/problem+json"), (b"content-length", str(len(data)).encode()), *(extra or []),
@@ -57,7 +57,7 @@ async def reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, by
 
 
 class HttpGuard:
-    """ASGI middleware.
+    """ASGI middleware that limits the requests in progress, and the size and duration of their bodies.
 
     Args:
         app: The application behind it.
@@ -81,7 +81,7 @@ class HttpGuard:
         self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, or answer it here."""
+        """Pass the request to the application, or answer it with 503, 413 or 408."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] != "http":
@@ -105,7 +105,7 @@ class HttpGuard:
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its answer, with the limits on its body."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
         self._scope = scope

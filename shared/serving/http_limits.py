@@ -14,7 +14,7 @@ _SHARE_OF_OPEN_FILES = 0.625
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Deadlines in seconds, and counts.
+    """The limits for the clients of one HTTP server: deadlines in seconds, and counts.
 
     Args:
         head_timeout_s: From the first byte of a request, or from the start of the connection, to the end of its head.
@@ -36,7 +36,7 @@ class HttpLimits:
 
 
 def that_fit(limits: HttpLimits) -> HttpLimits:
-    """Return limits with no more connections than this process has file descriptors for, and requests to match."""
+    """Return the limits with connections and requests lowered to the file descriptors that this process may open."""
     max_connections = min(limits.max_connections, int(raise_open_files() * _SHARE_OF_OPEN_FILES))
     # Probes can connect even if each request has its own connection.
     max_requests = min(limits.max_requests, max_connections * 3 // 4)

@@ -56,7 +56,7 @@ class HttpServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections. ``serve`` calls this, and must be given bound sockets."""
+        """Start to accept connections on bound sockets. uvicorn's ``serve`` passes on its ``sockets``."""
         self._acceptors = [
             Acceptor(
                 listener,
@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Also close connections that missed a deadline. uvicorn calls this ten times a second."""
+        """Close connections that missed a deadline, besides uvicorn's own work. Called ten times a second."""
         if counter % _TICKS_BETWEEN_DEADLINES == 0:
             for acceptor in self._acceptors:
                 acceptor.enforce_deadlines()
@@ -78,7 +78,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Capture no signals."""
+        """Install no signal handlers, where uvicorn would install its own: the caller handles signals."""
         yield
 
     def _make_protocol(self) -> Http:

@@ -1,4 +1,4 @@
-"""Checks that a body is declared as JSON and is JSON. Independent of the web framework.
+"""Checks that a request's body is declared as JSON and is JSON. Does not depend on the web framework.
 
 Content-Type --require_json--> body --decode_json--> value
                     415                  400, 422
@@ -16,7 +16,7 @@ _MAX_TEXTS = 500_000
 
 
 class BodyError(Exception):
-    """A request's body is not accepted. It takes the arguments of ``shared.serving.http_guard.problem``."""
+    """A request's body is not accepted. It has the status, title and detail of the problem+json answer."""
 
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)

@@ -1,10 +1,11 @@
-"""The sockets that a service listens on. They open before anything slow happens, and answers leave without delay.
+"""Opens the sockets that a service listens on, or takes them from the process that started it.
 
     by itself                  binds HEADRACE_HOST and HEADRACE_PORT
     `headrace up`, systemd     pass a socket that was bound when they picked the port
 
-A socket is passed as systemd does it (sd_listen_fds(3)): file descriptors from 3 on, their names in LISTEN_FDNAMES, for
-the process LISTEN_PID. Child processes of a service inherit the variables, but neither the sockets nor the process id.
+They open before anything slow happens. A socket is passed as systemd does it (sd_listen_fds(3)): file descriptors from
+3 on, their names in LISTEN_FDNAMES, for the process LISTEN_PID. Child processes of a service inherit the variables, but
+neither the sockets nor the process id.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ def listening_socket(host: str, port: int, *, name: str = HTTP) -> socket.socket
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet. Until one listens, others can bind the port in this way too.
+    """Return a bound socket that does not listen yet. Until one does, other processes can bind the same port too.
 
     asyncio turns Nagle's algorithm off only on sockets whose protocol is spelled out, and accepted sockets inherit the
     protocol of the listening socket. With it on, an answer's body waits 40 ms for the client to acknowledge its head.
@@ -83,7 +84,7 @@ class _HandedOn(socket.socket):
 
 
 def hold(bound: socket.socket) -> None:
-    """Stop listening, in whichever process listened, and keep others from binding the port."""
+    """Stop a bound socket from listening, in every process that has it, and keep others from binding its port."""
     if bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         bound.shutdown(socket.SHUT_RD)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

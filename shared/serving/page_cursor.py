@@ -1,4 +1,4 @@
-"""Cursors of the routes that return lists: opaque text that says after which item the next page begins.
+"""Encodes and decodes the page cursors of list routes: opaque text that names the last item of a page.
 
     GET /v1/runs?limit=2              --> {"runs": [...], "next_cursor": "WzE3..."}
     GET /v1/runs?limit=2&cursor=WzE3  --> {"runs": [...], "next_cursor": null}       the last page
@@ -28,7 +28,7 @@ def encode_cursor(position: object) -> str:
 
 
 def decode_cursor(cursor: str, position: type[_PositionT]) -> _PositionT:
-    """Return the position that ``encode_cursor`` was given.
+    """Return the position in a cursor, as a value of the type ``position``.
 
     Raises:
         BodyError: 400 if no page of this list had the cursor.

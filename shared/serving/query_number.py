@@ -1,4 +1,4 @@
-"""Whole numbers in query parameters: digits, with or without a minus sign. All services use it.
+"""Validates whole numbers in query parameters: digits, with or without a minus sign. All services use it.
 
 Python's ``int`` also accepts surrounding spaces, underscores, and digits of other scripts. Two programs that read one
 URL must not read two numbers.

@@ -8,7 +8,7 @@ _AnswerT = TypeVar("_AnswerT")
 
 
 class SharedAnswer(Generic[_AnswerT]):
-    """Calls ``ask`` for the first caller, and gives the answer to every caller that comes before it is there."""
+    """Calls ``ask`` for the first caller, and gives its result to all callers that arrive while it runs."""
 
     def __init__(self, ask: Callable[[], Awaitable[_AnswerT]]) -> None:
         self._ask = ask

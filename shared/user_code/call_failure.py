@@ -1,10 +1,10 @@
-"""The failure of a call that no function has answered."""
+"""The exception for a call of a user's function that gave no answer."""
 
 from typing import Literal
 
 
 class CallFailure(Exception):  # noqa: N818  becomes the call's outcome, not an error of the service
-    """The call gave no answer.
+    """A call of a user's function gave no answer.
 
     Args:
         outcome: ``timeout`` if a deadline passed, ``overload`` if no worker became free, otherwise ``error``.

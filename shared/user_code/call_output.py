@@ -1,4 +1,4 @@
-"""Keeps the output of users' functions from filling the log of their service: the rest of a long one is dropped.
+"""Limits the output of users' functions, so that it cannot fill their service's log: the rest is dropped.
 
     print(...) --> [at most MAX_CHARS a call] --> the service's own output --> its log
 
@@ -28,11 +28,11 @@ class CallOutput(io.TextIOWrapper):
         self._num_left = max_chars
 
     def begin_call(self) -> None:
-        """Give the next call all of its characters."""
+        """Reset the character count, because the next call begins."""
         self._num_left = self._max_chars
 
     def write(self, text: str, /) -> int:
-        """Write what is left of the call's characters. Returns the length of the text, as if all were written."""
+        """Write the text as far as the call's limit allows. Returns its whole length, as if all were written."""
         if self._num_left >= 0:
             super().write(text[: self._num_left])
             self._num_left -= len(text)
@@ -44,7 +44,7 @@ class CallOutput(io.TextIOWrapper):
 
 
 def limit_output() -> list[CallOutput]:
-    """Put a CallOutput in the place of this process's standard output and standard error, and return both."""
+    """Replace this process's standard output and standard error by CallOutputs, and return these."""
     outputs: list[CallOutput] = []
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)

@@ -7,13 +7,13 @@ _MAX_TRACE_CHARS = 16_384
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and message of an exception in user code."""
+    """Return the type and message of an exception in user code, at most MAX_DETAIL_CHARS characters."""
     message = message_of(error)
     return printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception in user code."""
+    """Return the message of an exception in user code, or a placeholder if its ``__str__`` fails."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001  user code: __str__ may do anything
@@ -21,7 +21,7 @@ def message_of(error: BaseException) -> str:
 
 
 def users_trace(error: BaseException) -> str:
-    """Return the stack trace without our own frame, for the log. A long one, or a long message, lacks its middle."""
+    """Return an exception's stack trace for the log, without headrace's own frame. A long text loses its middle."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     trace = "".join(traceback.format_exception(type(error), error, frames, limit=-8))
     if len(trace) > _MAX_TRACE_CHARS:
@@ -31,7 +31,7 @@ def users_trace(error: BaseException) -> str:
 
 
 def origin_of(error: BaseException) -> str:
-    """Return the type of an exception in user code and the place that raised it, whatever its message."""
+    """Return the type of an exception in user code, and the file and line that raised it, without its message."""
     last = traceback.extract_tb(error.__traceback__, limit=-1)
     where = f" at {last[0].filename}:{last[0].lineno}" if last else ""
     return encodable(f"{type(error).__name__}{where}")

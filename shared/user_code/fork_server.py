@@ -39,7 +39,7 @@ class WorkerStartError(Exception):
 
 
 class StartedWorker:
-    """A process that the fork server has started."""
+    """A worker process that the fork server has started, as seen by the service."""
 
     def __init__(self, process: ForkServerProcess, server_pid: int | None) -> None:
         self._process = process
@@ -79,7 +79,7 @@ class StartedWorker:
 
 
 def start(channel: socket.socket, limits: Limits, kind: TaskKind[Any, Any]) -> "Future[StartedWorker]":
-    """Start a worker with its end of the socket, in a daemon thread that does not keep the process alive.
+    """Start a worker process in a daemon thread, and give it ``channel``, its end of the socket to the service.
 
     The future's exception is a WorkerStartError.
     """

@@ -23,7 +23,7 @@ _C_FUNCTIONS = frozenset({"_ctypes", "_cffi_backend"})
 
 
 def foreign_home(name: str, module: ModuleType, places: Places) -> str | None:
-    """Return where ``name`` was imported from, such as a module, or None if it may be called."""
+    """Return the origin of a function that ``module`` only imports and that may not be called; None if it may be."""
     exported: Any = getattr(module, "__all__", None)
     if isinstance(exported, (list, tuple)) and name in cast("list[object]", exported):
         return None
@@ -74,7 +74,7 @@ def _may_come_from(module: object, places: Places) -> bool:
 
 
 def _library_with(value: object, places: Places) -> str | None:
-    """Return a module outside the places that has this very object under some name, or None."""
+    """Return a module outside the operator's directories and packages that contains this very object, or None."""
     for name, module in list(sys.modules.items()):
         contents = getattr(module, "__dict__", {})
         if any(found is value for found in list(contents.values())) and not _may_come_from(name, places):

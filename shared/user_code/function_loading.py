@@ -32,11 +32,11 @@ def check_name(name: str) -> None:
 
 
 def load_function(name: str, *, places: Places, sources: Sources | None = None, may_be_class: bool = False) -> Function:
-    """Return the function called ``name``.
+    """Import a user's module, and return one of its functions.
 
     Args:
         name: ``package.module:function``.
-        places: The places that functions may come from.
+        places: The operator's directories and packages from which functions may be loaded.
         sources: The version of the function's module; the current files if left out.
         may_be_class: Whether a class, which is called like a function, is allowed, too.
 
@@ -54,7 +54,7 @@ def load_function(name: str, *, places: Places, sources: Sources | None = None, 
 
 
 def read_function(name: str, *, places: Places, may_be_class: bool = False) -> tuple[Function, Sources | None]:
-    """Return the function from the current files, and their version.
+    """Load a function from the current files, and return it with a snapshot of them, or None without source code.
 
     The process must not have imported them, except for another function of the same module: both have one version.
 

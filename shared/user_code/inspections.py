@@ -36,7 +36,7 @@ class Inspections(Generic[AnswerT, DescriptionT]):
 
     Args:
         limits: The limits of each process.
-        kind: Describes the functions.
+        kind: The kind of function, such as reward functions; it says how they are loaded and described.
         num_at_once: Most inspections at a time, at least two.
     """
 
@@ -94,21 +94,21 @@ class Inspections(Generic[AnswerT, DescriptionT]):
         return shared.answers[number] if number < len(shared.answers) else refused
 
     async def _import(self, shared: _Import[DescriptionT], step: str, in_background: bool) -> Refused:
-        """Get the answers, and return why there are no more."""
+        """Import the module in a new process and collect the answers; return the refusal of unanswered requests."""
         async with self._background_places if in_background else contextlib.nullcontext(), self._places:
             self._close(shared)
             shared.is_begun = True
             return await self._ask_new_process(shared.requests, step, shared.answers)
 
     def _close(self, shared: _Import[DescriptionT]) -> None:
-        """Share the import with no later inspection, which must see later edits of the files."""
+        """Stop sharing this import with later inspections, because they must see later edits of the files."""
         if shared.key in self._not_begun and self._not_begun[shared.key][0] is shared:
             del self._not_begun[shared.key]
 
     async def _ask_new_process(
         self, requests: Sequence[Inspect], step: str, answers: list[DescriptionT | Refused]
     ) -> Refused:
-        """Send the requests to a new process, collect the answers, and return why there are no more.
+        """Send the requests to a new process, collect the answers, and return the refusal of unanswered requests.
 
         Try a second time if the process does not start or dies: the first failure may have another cause than the
         module.

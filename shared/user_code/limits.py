@@ -21,17 +21,17 @@ class Limits(msgspec.Struct, frozen=True):
     open_files: int
 
     def set(self) -> None:
-        """Limit this process, for ever."""
+        """Apply the limits to this process, each as soft and hard limit."""
         _limit(resource.RLIMIT_AS, self.memory_bytes)
         _limit(resource.RLIMIT_NOFILE, self.open_files)
         _limit(resource.RLIMIT_CORE, 0)
 
     def describe(self, error: BaseException) -> str:
-        """Return the type and message of an exception in user code, with ``hint``."""
+        """Return the type and message of an exception in user code, and the memory limit if memory ran out."""
         return f"{describe(error)}{self.hint(error)}"
 
     def hint(self, error: BaseException) -> str:
-        """Return the limit in brackets if the process ran out of memory, otherwise an empty text."""
+        """Return the memory limit in parentheses if ``error`` means that memory ran out, otherwise an empty text."""
         memory_mib = self.memory_bytes // 2**20
         hint = f" (a worker has {memory_mib} MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"
         return hint if is_out_of_memory(error) else ""
@@ -49,7 +49,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def limit_cpu(timeout_s: float) -> None:
-    """Limit the processor time of the next step, in case the service is gone and cannot enforce the deadline."""
+    """Limit the processor time of the next import or call, in case the service is gone and cannot end it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     budget_s = timeout_s * (os.cpu_count() or 1) + _SPARE_CPU_S
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

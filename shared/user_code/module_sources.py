@@ -47,7 +47,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """One version of ``module``: its own file first, then the files that it imports from the places of functions.
+    """One version of a user's module: its own file first, then the files it imports from the operator's directories.
 
     ``version`` is the first digits of the SHA-256 of its file. With several files, it is that of the list of hashes.
     """
@@ -63,7 +63,7 @@ class Sources(msgspec.Struct, frozen=True):
 
 
 def version_of(files: Sequence[SourceFile]) -> str:
-    """Return the version of these files."""
+    """Return the version of a module with these files: the first digits of a SHA-256 of their content."""
     if len(files) == 1:
         return files[0].sha256()[:VERSION_CHARACTERS]
     listed = "".join(f"{file.module} {file.sha256()}\n" for file in sorted(files, key=lambda file: file.module))
@@ -92,7 +92,7 @@ class _MemoryLoader(importlib.abc.InspectLoader):
         exec(self.get_code(module.__name__), vars(module))
 
     def spec(self) -> ModuleSpec | None:
-        """Return the spec of the module."""
+        """Return an import spec that loads the module from memory."""
         places = [str(Path(self.file.path).parent)] if self.file.is_package else None
         return importlib.util.spec_from_file_location(
             self.file.module, self.file.path, loader=self, submodule_search_locations=places
@@ -100,7 +100,7 @@ class _MemoryLoader(importlib.abc.InspectLoader):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder):
-    """Finds modules in memory. While recording, it first reads modules of the places into memory."""
+    """Finds modules in memory. While recording, it first reads modules of the operator's directories into memory."""
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
@@ -112,7 +112,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See importlib. Return None to let the next finder look for the module."""
+        """Return a spec for a module in memory or a chosen one; None lets Python's next finder look for the module."""
         if self._recording is not None:
             file = self._record(fullname, path, *self._recording)
         else:
@@ -125,7 +125,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
     @contextlib.contextmanager
     def recording(self, module: str, places: Places) -> Generator[dict[str, SourceFile]]:
-        """Yield a dict that collects ``module`` and the modules of the places as they are imported.
+        """Yield a dict that collects ``module``, and modules of the operator's directories, as they are imported.
 
         It has the modules of earlier recordings of ``module`` too, because they are not imported again.
         """
@@ -137,7 +137,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
             self._recording = None
 
     def use(self, sources: Sources) -> None:
-        """Make later imports use this version of its modules, and forget other versions of them.
+        """Make later imports use this version of a user's module and its files, and forget their other versions.
 
         All its modules are forgotten together: a module that stayed would still refer to the old ones.
         """
@@ -150,7 +150,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
             self._files[file.module] = file
 
     def forget(self, module: str) -> None:
-        """Forget a module that is no longer needed, and what was imported of it."""
+        """Remove a module that is no longer needed from memory and from ``sys.modules``."""
         _forget(module)
         self._used.pop(module, None)
         self._chosen.pop(module, None)
@@ -178,7 +178,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
 
 def forget_imported(sources: Sources) -> None:
-    """Forget the imported modules of this version, so that they are imported again."""
+    """Remove the modules of this version from ``sys.modules``, so that they are imported again."""
     for file in sources.files:
         _forget(file.module)
 
@@ -237,7 +237,7 @@ def complete(module: str, recorded: Mapping[str, SourceFile], places: Places) ->
 
 
 def _find(module: str, places: Places) -> Path | None:
-    """Return the file of a module in the directories, without importing anything."""
+    """Return the file of a module in the operator's directories, without importing it; None if it has none there."""
     top = module.partition(".")[0]
     if is_reserved(top):
         return None

@@ -45,7 +45,7 @@ _LOADERS = (
 
 
 class Places(msgspec.Struct, frozen=True):
-    """The places that functions may come from.
+    """The operator's directories and packages from which users' functions may be loaded.
 
     Args:
         directories: The directories of HEADRACE_REWARD_PATH, absolute.
@@ -61,12 +61,12 @@ class Places(msgspec.Struct, frozen=True):
 
     @property
     def path_option(self) -> str:
-        """The option that names the directories."""
+        """The variable that names the directories, such as HEADRACE_REWARD_PATH."""
         return f"HEADRACE_{self.role.upper()}_PATH"
 
     @property
     def modules_option(self) -> str:
-        """The option that names the packages."""
+        """The variable that names the packages, such as HEADRACE_REWARD_MODULES."""
         return f"HEADRACE_{self.role.upper()}_MODULES"
 
     def names(self, module: str) -> bool:
@@ -74,7 +74,7 @@ class Places(msgspec.Struct, frozen=True):
         return any(module == package or module.startswith(f"{package}.") for package in self.packages)
 
     def holds(self, module: str, path: str) -> bool:
-        """Return whether ``path`` is where ``module`` belongs in one of the directories, and is not headrace's.
+        """Return whether ``path`` is the file of ``module`` in one of the directories, and not a module of headrace.
 
         Files of a virtual environment inside a directory do not count, because their paths do not match their names.
         """
@@ -83,7 +83,7 @@ class Places(msgspec.Struct, frozen=True):
         return any(Path(path) in places_of(module, directory) for directory in self.directories)
 
     def specs(self, module: str) -> Mapping[str, ModuleSpec]:
-        """Return the specs to import for the module and its packages; an empty mapping if the operator named it.
+        """Return the import specs of the module and its parent packages by name; empty if the operator named it.
 
         Raises:
             UserError: Functions may not come from this module. Nothing has been imported.
@@ -168,12 +168,12 @@ def parse_modules(text: str) -> tuple[str, ...]:
 
 
 def named_by_content(name: str, source: bytes) -> str:
-    """Return the name of the module that a client's functions are in: with the first digits of the source's SHA-256."""
+    """Return the module name for source code that a client uploads: ``name_HASH``, from the source's SHA-256."""
     return f"{name}_{hashlib.sha256(source).hexdigest()[:HASH_DIGITS]}"
 
 
 def is_uploaded(module: str) -> bool:
-    """Return whether a module's name has the form of ``named_by_content``."""
+    """Return whether a module's name has the form that ``named_by_content`` gives to uploaded modules."""
     return _UPLOADED.fullmatch(module) is not None
 
 

@@ -27,7 +27,10 @@ Function = Callable[..., Any]
 
 
 class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
-    """One kind of task. Answers and descriptions are tagged structs, so that a reply says which of them it is."""
+    """The interface with which workers load, call and describe one kind of user function: reward functions or tools.
+
+    Answers and descriptions are tagged structs, so that a reply says which of them it is.
+    """
 
     @property
     def places(self) -> Places:
@@ -41,20 +44,20 @@ class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
 
     @property
     def answer_type(self) -> type[AnswerT_co]:
-        """The type of answers."""
+        """The struct with which a worker answers a call."""
         ...
 
     @property
     def description_type(self) -> type[DescriptionT_co]:
-        """The type of descriptions."""
+        """The struct with which a worker describes a function."""
         ...
 
     def set_up(self) -> None:
-        """Prepare the process for tasks, in the worker."""
+        """Prepare a new worker process for its tasks. Called in the worker."""
         ...
 
     def load(self, name: str, sources: Sources | None) -> Function:
-        """Return the function, from ``sources`` or else from the current files, in the worker.
+        """Load a function from ``sources``, or from the current files if that is None. Called in the worker.
 
         Raises:
             UserError: The function cannot be loaded.
@@ -63,22 +66,27 @@ class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
         ...
 
     def read(self, name: str) -> tuple[Function, Sources | None]:
-        """Return the function from the current files, and their version, in the worker. Raises as ``load`` does."""
+        """Load a function from the current files, and return it with their version. Called in the worker.
+
+        Raises:
+            UserError: The function cannot be loaded.
+            BaseException: An exception of the user's module.
+        """
         ...
 
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> AnswerT_co:
-        """Call the function in the worker. An exception of the function is an answer, too."""
+        """Call the function, and return its answer or its exception as an answer. Called in the worker."""
         ...
 
     def describe(
         self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
     ) -> DescriptionT_co | Refused:
-        """Return a description of the function, or why it cannot be used with these arguments, in the worker."""
+        """Describe the function, or refuse it if it cannot take these keyword arguments. Called in the worker."""
         ...
 
 
 def decode_reply(kind: TaskKind[AnswerT, DescriptionT], data: bytes) -> Reply | AnswerT | DescriptionT:
-    """Return the reply in a frame; raises msgspec.DecodeError if it is not valid."""
+    """Decode a worker's reply from the bytes of a frame. Raises msgspec.DecodeError if they are not valid."""
     reply: Reply | AnswerT | DescriptionT = decode_frame(_decoder(kind.answer_type, kind.description_type), data)
     return reply
 

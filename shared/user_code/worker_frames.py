@@ -30,7 +30,7 @@ _FrameT = TypeVar("_FrameT")
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
-    """Call ``function`` with ``call``, the arguments as the kind of task encodes them.
+    """Asks a worker to call ``function`` with ``call``, the arguments as the kind of task encodes them.
 
     The worker limits its processor time with ``timeout_s``, and that of importing its module with ``import_timeout_s``.
     ``version`` is the key of the module's version; if empty, the current file is used. ``sources`` is this version, or
@@ -46,7 +46,7 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Describe ``function``, and check that it takes these keyword arguments.
+    """Asks a worker to describe ``function``, and to check that it takes these keyword arguments.
 
     ``sources`` is the version of its module; if None, the current files are used.
     """
@@ -57,21 +57,21 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a task. Each kind of task adds its own fields."""
+    """The base class of answers to a task. Each kind of task adds its own fields."""
 
     is_out_of_memory: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The worker waits for work."""
+    """Reports that a new worker has set itself up and waits for work."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The function is loaded and about to be called."""
+    """Reports that the function is loaded, so its own deadline begins."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The function cannot be used. ``detail`` says why, and what to do."""
+    """Reports that a function cannot be used. ``detail`` has the reason, and what to do."""
 
     detail: str
     is_out_of_memory: bool = False
@@ -86,12 +86,12 @@ _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Req
 
 
 def decode_request(data: bytes) -> Request:
-    """Return the request in a frame; raises msgspec.DecodeError if it is not valid."""
+    """Decode a service's request from the bytes of a frame. Raises msgspec.DecodeError if they are not valid."""
     return decode_frame(_request_decoder, data)
 
 
 def decode_frame(decoder: "msgspec.msgpack.Decoder[_FrameT]", data: bytes) -> _FrameT:
-    """Return the message in a frame.
+    """Decode the bytes of a frame with ``decoder``.
 
     Raises:
         msgspec.DecodeError: The frame is not valid. This includes text that is not UTF-8 and endless nesting, which

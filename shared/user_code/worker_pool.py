@@ -1,4 +1,4 @@
-"""Shares a few warm workers among many callers, and replaces workers that were killed.
+"""Shares a few warm worker processes among many callers of users' functions, and replaces killed workers.
 
     lane A: [call, call, call] --+
     lane B: [call] --------------+--> next free worker --> started --> answered        --> free again
@@ -46,7 +46,7 @@ _MAX_DEATHS = 2
 
 
 class _DiedOfItError(Exception):
-    """A worker died during a call."""
+    """A worker process died during a call; the call may be the cause."""
 
     def __init__(self, how: str, seconds: float) -> None:
         super().__init__(how)
@@ -59,7 +59,7 @@ class _FullError(Exception):
 
 
 class PoolMetrics(Protocol):
-    """The service's metrics of its workers."""
+    """The metrics that a pool updates."""
 
     def worker_replaced(self, reason: str) -> None:
         """Count a worker that is replaced: ``died``, ``renewed``, ``cancelled``, or the outcome of a failed call."""
@@ -71,7 +71,7 @@ class PoolMetrics(Protocol):
 
 
 class WorkerPool(Generic[AnswerT, DescriptionT]):
-    """``num_workers`` processes for one kind of task. Use it as an async context manager."""
+    """A pool of ``num_workers`` processes that run users' functions. Use it as an async context manager."""
 
     def __init__(
         self,
@@ -151,8 +151,8 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
     ) -> tuple[AnswerT, float]:
         """Run a function in a worker; return its answer and the seconds that it ran.
 
-        ``sources`` is the version of its module. A worker that was given another version of one of these files is
-        replaced first.
+        ``sources`` is the snapshot of the function's module to use. A worker that has another version of one of its
+        files is replaced first.
 
         Raises:
             CallFailure: No worker became free in time, a deadline passed, the function cannot be loaded, or two workers
@@ -220,7 +220,7 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         self._discard_old()
 
     def forget(self, module: str) -> None:
-        """Replace the workers that were given a module, once they are free: it has no more calls."""
+        """Replace the workers that have a version of ``module`` in memory, once they are free: it has no more calls."""
         for worker in self._alive:
             if worker.was_given(module):
                 worker.generation = _FORGOTTEN
@@ -250,7 +250,7 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
     async def _given_to(
         self, waiter: "asyncio.Future[WorkerProcess[AnswerT, DescriptionT]]"
     ) -> WorkerProcess[AnswerT, DescriptionT]:
-        """Return the worker that a waiting call gets. Raises CallFailure if none became free for too long."""
+        """Wait until a worker is given to this call. Raises CallFailure if none becomes free for too long."""
         began_at = time.monotonic()
         while not waiter.done():
             left_s = max(began_at, self._freed_at) + self._queue_timeout_s - time.monotonic()

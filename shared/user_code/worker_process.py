@@ -37,7 +37,7 @@ _LINGER_S = 1.0
 
 
 class WorkerDiedError(Exception):
-    """The worker cannot be used any more.
+    """A worker process has died, or cannot be used any more.
 
     Args:
         why: The reason, as text that continues "its worker process died:". Empty if the worker crashed, exited or was
@@ -50,7 +50,7 @@ class WorkerDiedError(Exception):
 
 
 class WorkerProcess(Generic[AnswerT, DescriptionT]):
-    """A worker process. ``start`` makes it and ``kill`` ends it. It handles one request at a time."""
+    """A process that runs users' functions, one request at a time. ``start`` makes it and ``kill`` ends it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
 
     @classmethod
     async def start(cls, limits: Limits, kind: TaskKind[AnswerT, DescriptionT]) -> Self:
-        """Return a worker that waits for requests; raises WorkerStartError."""
+        """Start a worker process and wait until it takes requests. Raises WorkerStartError."""
         worker = cls(kind, *await _connect_new_process(limits, kind))
         try:
             async with asyncio.timeout(_SET_UP_TIMEOUT_S):
@@ -95,20 +95,20 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         return self._reader.at_eof()
 
     def has_other_versions(self, sources: Sources) -> bool:
-        """Return whether the worker was given another version of one of these files."""
+        """Return whether the worker has another version of one of these files in memory."""
         return any(self._files.get(file.module, file) != file for file in sources.files)
 
     def was_given(self, module: str) -> bool:
-        """Return whether the worker was given a version of this module."""
+        """Return whether the worker has a version of this module in memory."""
         return module in self._files
 
     @property
     def has_several(self) -> bool:
-        """Whether the worker was given the versions of several modules, which share its memory."""
+        """Whether the worker has several modules or versions in memory, which share its memory limit."""
         return len(self._versions) > 1
 
     def give(self, sources: Sources) -> Sources | None:
-        """Return the version to send to the worker, or None if the worker has it already."""
+        """Note that the worker gets this version. Return it if it must be sent, or None if the worker has it."""
         if sources.key in self._versions:
             return None
         self._versions.add(sources.key)
@@ -116,7 +116,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         return sources
 
     async def answer(self, task: Task) -> tuple[AnswerT | Refused, float]:
-        """Return the answer to a task, and the seconds that the function ran. Refused if it cannot be loaded.
+        """Send a task; return its answer, or `Refused` if its function cannot be loaded, and the seconds that it ran.
 
         Raises:
             CallFailure: A deadline passed, or the worker broke the protocol. It must be killed.
@@ -145,7 +145,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         return answer, time.monotonic() - started_at
 
     def _require_not_stopped(self) -> None:
-        """Raise WorkerDiedError if the process is stopped (SIGSTOP): the deadline was not missed by the call."""
+        """Raise WorkerDiedError if the process is stopped (SIGSTOP), because then the call is not at fault."""
         if self._process.pid is not None and fork_server.state_of(self._process.pid) in ("T", "t"):
             raise WorkerDiedError("it was stopped (SIGSTOP) past its deadline, and killed")
 

@@ -1,1 +1,1 @@
-"""Both ends of a weight push use this: chunks, checksums, deltas, weight files, the NCCL group."""
+"""Code that both ends of a weight push use: chunks, checksums, deltas, weight files, the NCCL group."""

@@ -77,7 +77,7 @@ class OnGpu(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any, *, stream: Any, event: Callable[[], Any]) -> Self:
-        """Return a torch tensor with a CUDA stream; ``event`` makes a CUDA event. The tensor must be kept meanwhile."""
+        """Describe a torch tensor on a CUDA stream. The caller keeps the tensor alive; ``event`` makes a CUDA event."""
 
         def mark() -> Callable[[], bool]:
             end = event()
@@ -89,7 +89,7 @@ class OnGpu(NamedTuple):
 
 
 class NcclGroup:
-    """One rank of an NCCL communicator, on one GPU, which is the calling thread's device in every call.
+    """One rank of an NCCL communicator, on one GPU, which must be the calling thread's current device in every call.
 
     Args:
         identifier: The communicator's unique id. Anyone who has it can enter.
@@ -106,7 +106,7 @@ class NcclGroup:
         self._is_closed = False
 
     def enter(self, one: OnGpu, *, world_size: int, timeout_s: float) -> None:
-        """Enter, and wait until every rank has. Ends with an all-reduce, which opens the connections.
+        """Enter the communicator, and wait until every rank has. Ends with an all-reduce, which opens the connections.
 
         Args:
             one: A tensor of one float32, to be summed over all ranks.
@@ -146,14 +146,14 @@ class NcclGroup:
             raise PushError("the communicator is closed")
 
     def close(self) -> None:
-        """Abort. NCCL then releases every rank it can reach. It may wait for seconds."""
+        """Abort the communicator, which releases every rank that NCCL can reach. May block for seconds."""
         with self._lock:
             if self._handle and not self._is_closed:
                 _library().ncclCommAbort(self._handle)
             self._is_closed = True
 
     def _wait(self, what: str, *, deadline: float) -> None:
-        """Poll until the communicator is idle again."""
+        """Poll until the communicator is idle again. Raises PushError at the deadline, or if it fails or is closed."""
         while True:
             with self._lock:
                 if self._is_closed or self._is_given_up():

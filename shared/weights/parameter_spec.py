@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Spec(NamedTuple):
-    """Name, dtype (of torch) and shape of a parameter."""
+    """The name, torch dtype and shape of one parameter of a push."""
 
     name: str
     dtype: Any

@@ -1,4 +1,4 @@
-"""Checksums of weights, at the speed of memory. They find damage, not malice.
+"""Computes checksums of weights at the speed of memory. They find accidental damage, not deliberate changes.
 
     bytes of a parameter --> digest of the parameter    (name, digest) of all --> checksum of the set
 

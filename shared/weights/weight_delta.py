@@ -1,4 +1,4 @@
-"""The changes of one parameter since the last push, as bytes on the wire. Lossless and self-describing.
+"""Encodes and decodes the changes of one parameter since the last push. Lossless and self-describing.
 
     header | positions of the changed elements | their new bits | CRC-32 of all of it
 
@@ -44,7 +44,7 @@ _CRC = struct.Struct("<I")
 
 
 class Positions(IntEnum):
-    """How positions are written."""
+    """The encodings of the changed elements' positions in a delta."""
 
     NONE = 0
     GAPS = 1
@@ -52,7 +52,7 @@ class Positions(IntEnum):
 
 
 class Values(IntEnum):
-    """How values are written."""
+    """The encodings of the changed elements' new values in a delta."""
 
     WHOLE = 0
     RAW = 1
@@ -77,7 +77,7 @@ class Delta:
     values: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the delta as it travels."""
+        """Return the delta's bytes on the wire: header, positions, values, CRC-32."""
         header = _HEADER.pack(
             _MAGIC,
             self.positions_as,
@@ -112,11 +112,11 @@ class Delta:
         return found
 
     def read_raw(self) -> Integers:
-        """Return the changed elements, which must not be written as steps."""
+        """Return the new values of the changed elements, for a delta with `Values.WHOLE` or `Values.RAW`."""
         return self._elements(self.values, self.num_changed)
 
     def read_steps(self, old: Integers) -> Integers:
-        """Return the changed elements, which were ``old`` and are written as steps."""
+        """Return the new values of the changed elements from their ``old`` ones, for a delta with `Values.STEPS`."""
         if len(self.values) < self.num_changed:
             raise ValueError(f"a delta has {len(self.values)} bytes of steps for {self.num_changed} elements")
         steps = np.frombuffer(self.values, np.int8, count=self.num_changed)
@@ -132,7 +132,7 @@ class Delta:
 
 
 def parse_delta(data: bytes) -> Delta:
-    """Split a delta into its parts.
+    """Decode the bytes of a delta into its parts, and check its CRC-32 and its header.
 
     Raises:
         ValueError: The bytes are cut off, damaged, or not a delta at all. The message is a sentence.

@@ -1,4 +1,4 @@
-"""The files of one version of the weights on disk. The manifest is written last; without it the version does not exist.
+"""Reads and writes the files of one policy version on disk. The manifest comes last: without it, there is no version.
 
     <weight_dir>/<run id>/00000003-00000017-v42/      incarnation of the trainer, number within it, policy version
         weights-00001-of-00002.safetensors            parameters (full), or their deltas as uint8 tensors (delta)
@@ -27,7 +27,7 @@ RANGE_BYTES: Final = 16 << 20
 
 
 class WeightFile(ControlBody):
-    """One file of a version."""
+    """One safetensors file of a policy version, as the manifest lists it."""
 
     name: str = Field(pattern=r"^weights-[0-9]{5}-of-[0-9]{5}\.safetensors$")
     num_bytes: int = Field(ge=0, le=MAX_BYTES)
@@ -35,7 +35,7 @@ class WeightFile(ControlBody):
 
 
 class Manifest(ControlBody):
-    """The manifest of one version."""
+    """The content of a policy version's manifest.json: its files, and the version it changes if it is a delta."""
 
     format_version: Literal[1] = 1
     run_id: str
@@ -56,17 +56,17 @@ class Manifest(ControlBody):
 
 
 def file_name(index: int, count: int) -> str:
-    """Return the name of file ``index``, from 0, of ``count``."""
+    """Return the name of the weight file with this index (from 0), if a policy version has ``count`` files."""
     return f"weights-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
 def describe_file(name: str, data: bytes) -> WeightFile:
-    """Return the manifest's entry for a file."""
+    """Return the manifest's entry for a file: its name, size and digest."""
     return WeightFile(name=name, num_bytes=len(data), digest=_digest(data))
 
 
 def write_manifest(store: WeightStore, directory: str, manifest: Manifest) -> DiskPlace:
-    """Write the manifest, which publishes the version, and return the version's place.
+    """Write the manifest, which publishes the policy version, and return the place to send to generators.
 
     Raises:
         PushError: The manifest could not be written.
@@ -77,7 +77,7 @@ def write_manifest(store: WeightStore, directory: str, manifest: Manifest) -> Di
 
 
 def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = None) -> Manifest:
-    """Return the manifest of a version.
+    """Read the manifest of a policy version.
 
     Raises:
         PushError: The manifest is missing or damaged, or its hash is not the given ``sha256``.
@@ -92,7 +92,7 @@ def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = No
 
 
 def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Callable[[], None]) -> bytes:
-    """Return a file's bytes, after checking them against the manifest.
+    """Return the bytes of a weight file, after comparing their size and digest with the manifest.
 
     ``check`` is called before each range is read. An exception that it raises ends the reading.
 

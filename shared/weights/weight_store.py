@@ -17,11 +17,11 @@ from shared.files.disk_sync import write_whole
 
 
 class StoreError(PushError):
-    """The store cannot be read or written now."""
+    """The directory or object store of the weights cannot be read or written now."""
 
 
 class WeightStore:
-    """A store of versions. Paths are relative, ``directory/file``. Every method raises StoreError if it fails.
+    """A store with a directory for each policy version. Paths are ``directory/file``. Failures raise StoreError.
 
     Credentials and endpoints of an object store come from the environment, as its package documents.
 
@@ -65,7 +65,7 @@ class WeightStore:
         return data
 
     def names(self) -> list[str]:
-        """Return the directories under the root."""
+        """Return the names of the directories directly under the root, sorted."""
         found: list[dict[str, Any]] = []
         with _translated(f"{self._root} cannot be read"), contextlib.suppress(FileNotFoundError):
             found = self._files.ls(self._root, detail=True)

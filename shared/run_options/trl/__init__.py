@@ -1,1 +1,1 @@
-"""Runs with the options of TRL: run_config_of_trl.py translates them, with a module for each subject."""
+"""Translates TRL's options into the settings of a run: run_config_of_trl.py, with a module for each subject."""

@@ -1,4 +1,4 @@
-"""Translates TRL's options of data, rewards, evaluation, checkpoints, names and reports into a run's.
+"""Translates TRL's options of data, rewards, evaluation, checkpoints, names and reports into settings of a run.
 
 Each function takes its options out of the translation, and adds the run's settings, notes and problems.
 """
@@ -29,7 +29,7 @@ _PROJECT_VARIABLES: Final = {
 
 
 def rewards(translation: Translation) -> None:
-    """Translate reward functions: one text is a list of one, and ``package.module.function`` has a colon."""
+    """Translate ``reward_funcs``: a single text becomes a list, and ``package.module.function`` gets a colon."""
     reward_model, names = translation.take("reward_model_name_or_path"), translation.take("reward_funcs")
     listed = [names] if isinstance(names, str) else [*(names or ())]
     found = [*([] if reward_model is None else [reward_model]), *map(_reward, listed)]
@@ -52,7 +52,7 @@ def _reward(name: Any) -> Any:
 
 
 def data(translation: Translation) -> None:
-    """Translate a mixture of data sets. A single one has the same options."""
+    """Translate ``datasets``, a mixture. The options of a single data set have the same names in a run."""
     entries: list[Any] = translation.take("datasets")
     if not entries:
         return
@@ -74,7 +74,7 @@ def _entry(entry: Any) -> Any:
 
 
 def evaluation(translation: Translation) -> None:
-    """Translate when the policy is evaluated, and on which rows."""
+    """Translate ``eval_strategy``, and the options that say when and on which rows the policy is evaluated."""
     strategy = translation.take("eval_strategy")
     if strategy in ("no", False):  # YAML reads `no` as false
         if "eval_dataset_name" not in translation.left:
@@ -98,7 +98,7 @@ def evaluation(translation: Translation) -> None:
 
 
 def saving(translation: Translation) -> None:
-    """Translate when checkpoints are written."""
+    """Translate ``save_strategy``, and add a note if a run writes or keeps other checkpoints than TRL does."""
     strategy = translation.take("save_strategy")
     if strategy == "best":
         translation.drop("save_steps", why="save_strategy is best, and a checkpoint is written at every evaluation")
@@ -131,7 +131,7 @@ def saving(translation: Translation) -> None:
 
 
 def best_checkpoint(translation: Translation) -> None:
-    """Translate which checkpoint is the best. A run has no losses of evaluations, TRL's default."""
+    """Translate the options of the best checkpoint. TRL's default metric, an evaluation's loss, does not exist here."""
     is_loaded = translation.value("load_best_model_at_end")
     metric = translation.value("metric_for_best_model")
     is_evaluated = "eval_steps" in translation.left or translation.run.get("eval_steps") is not None
@@ -148,7 +148,7 @@ def best_checkpoint(translation: Translation) -> None:
 
 
 def _epoch(translation: Translation) -> float | None:
-    """Return the share of the run that is one pass over the data; None if max_steps is the run's length."""
+    """Return one pass over the data as a share of the run, below 1; None if ``max_steps`` sets the run's length."""
     if translation.value("max_steps") > 0:
         return None
     epochs = translation.value("num_train_epochs")
@@ -171,7 +171,7 @@ def names(translation: Translation) -> None:
 
 
 def reports(translation: Translation) -> None:
-    """Translate trackers, and how often they get a report."""
+    """Translate ``report_to``, the trackers' project, and ``logging_steps``."""
     given: Any = translation.take("report_to")
     listed = [given] if isinstance(given, str) else [*(given or ())]
     known = [name for name in listed if name in get_args(Tracker)]

@@ -4,8 +4,9 @@
         --run_config_of-->
     {"groups_per_step": 8, ...},  ["use_vllm: left out; the generator is always vLLM ...", ...]
 
-An option with another name or form is translated. An option that does not change what is learned is left out, with a
-note. An option that does is refused. Where the defaults differ in what is learned, the run gets TRL's.
+An option with another name or form is translated. An option that a run does not have is left out with a note if the
+policy learns the same without it, and is refused otherwise. Where different defaults would change the policy, the run
+gets TRL's.
 """
 
 from collections.abc import Callable, Mapping
@@ -103,7 +104,7 @@ def _translate_the_rest(translation: Translation) -> None:
 
 
 def _leave_out_the_unread(translation: Translation) -> None:
-    """Leave out settings without effect. TRL ignores them, but a run refuses them."""
+    """Leave out settings without effect, with a note. TRL ignores them, but a run would be refused with them."""
     run = translation.run
     unread = {name: f"{switch} is not set" for name, switch in _NEEDS.items() if run.get(name) and not run.get(switch)}
     unread |= RunConfig.model_construct(**run).unread()

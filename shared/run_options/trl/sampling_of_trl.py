@@ -1,4 +1,4 @@
-"""Translates TRL's options of sampling and of losses whose defaults a run cannot have.
+"""Translates TRL's ``generation_kwargs``, and replaces values that the losses cispo and vespo cannot use.
 
 Each function takes its options out of the translation, and adds the run's settings, notes and problems.
 """
@@ -51,7 +51,7 @@ def sampling(translation: Translation) -> None:
 
 
 def loss(translation: Translation) -> None:
-    """Give losses that cannot have TRL's defaults the values that they are meant to have."""
+    """Replace values that a loss cannot use: ``epsilon_high`` of cispo, and the correction mode of vespo."""
     loss_type = translation.value("loss_type")
     bound = translation.value("epsilon_high")
     if loss_type == "cispo" and (bound is None or (isinstance(bound, int | float) and bound < 1)):

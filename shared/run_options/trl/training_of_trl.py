@@ -1,4 +1,4 @@
-"""Translates TRL's options of the model, the batch, the optimizer, adapters and the engine into a run's.
+"""Translates TRL's options of the model, the batch, the optimizer, adapters and the engine into settings of a run.
 
 Each function takes its options out of the translation, and adds the run's settings, notes and problems.
 """
@@ -49,7 +49,7 @@ def _dtype(translation: Translation) -> None:
 
 
 def batch(translation: Translation) -> None:
-    """Translate the batch size of a process into groups, and the micro-steps of a generation into optimizer steps."""
+    """Translate a process's batch size into groups per step, and a generation's micro-steps into optimizer steps."""
     per_device = translation.take("per_device_train_batch_size")
     accumulated = translation.take("gradient_accumulation_steps")
     is_told = bool({"num_processes", "accelerate_config"} & translation.left.keys())
@@ -95,7 +95,7 @@ def _num_processes(translation: Translation) -> int:
 
 
 def _steps_per_generation(translation: Translation, *, accumulated: int, per_micro_step: int) -> int:
-    """Return the optimizer steps that the completions of one generation are split into."""
+    """Return the number of optimizer steps into which the completions of one generation are split."""
     micro_steps, size = translation.take("steps_per_generation"), translation.take("generation_batch_size")
     if micro_steps is not None and size is not None:
         translation.problems.append(("generation_batch_size", "is set, and steps_per_generation too; give only one"))
@@ -126,7 +126,7 @@ def _steps_per_generation(translation: Translation, *, accumulated: int, per_mic
 
 
 def memory(translation: Translation) -> None:
-    """Raise ``max_tokens_per_microbatch`` to the longest rollout."""
+    """Raise ``max_tokens_per_microbatch`` to the tokens of the longest rollout, unless it was given."""
     lengths = (translation.value("max_completion_length"), translation.left.get("max_prompt_length", 0))
     if "max_tokens_per_microbatch" in translation.left or not all(isinstance(length, int) for length in lengths):
         return
@@ -181,7 +181,7 @@ def lora(translation: Translation) -> None:
 
 
 def engine(translation: Translation) -> None:
-    """Translate the options of vLLM."""
+    """Translate TRL's ``vllm_*`` options into the run's ``vllm`` table. Sleep mode is dropped if it is not possible."""
     arguments: dict[str, Any] = translation.left.pop("vllm", {})
     for name, argument in (
         ("vllm_gpu_memory_utilization", "gpu_memory_utilization"),

@@ -1,4 +1,4 @@
-"""The state of a translation of TRL's options, and how an option is taken out of it."""
+"""Holds the state while TRL's options are translated into the settings of a run."""
 
 import json
 import math
@@ -33,7 +33,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], tuple[str, ...]]]] = {
 
 @dataclass
 class Translation:
-    """A translation under way.
+    """The state of one translation of TRL's options into a run's settings.
 
     Attributes:
         left: TRL's options that were given and are not translated yet.
@@ -49,9 +49,9 @@ class Translation:
 
     @classmethod
     def of(cls, trl: Mapping[str, Any]) -> "Translation":
-        """Return a new translation, without values of a wrong kind, and without nulls: they mean "not set".
+        """Start a translation. Nulls are left out, because they mean "not set"; values of a wrong type become problems.
 
-        Only the kinds of options that are computed with here are checked; the run's own checks report all others.
+        Only the types of options that the translation computes with are checked. The run's own checks report the rest.
         """
         known = TRL_DEFAULTS.keys() | {name for _, names in _KINDS.values() for name in names}
         given = {
@@ -71,15 +71,15 @@ class Translation:
         )
 
     def value(self, name: str) -> Any:
-        """Return an option's value, TRL's default if it was not given, and leave it in place."""
+        """Return an option's value, or TRL's default if it was not given. The option stays in ``left``."""
         return self.left.get(name, TRL_DEFAULTS.get(name))
 
     def take(self, name: str) -> Any:
-        """Return an option's value, TRL's default if it was not given, and count it as translated."""
+        """Return an option's value, or TRL's default if it was not given. The option is removed from ``left``."""
         return self.left.pop(name, TRL_DEFAULTS.get(name))
 
     def drop(self, *names: str, why: str) -> None:
-        """Leave options out that were given, with a note."""
+        """Leave out the options that were given, with one note that ends with the reason ``why``."""
         if given := [name for name in names if name in self.left]:
             for name in given:
                 del self.left[name]
@@ -87,7 +87,7 @@ class Translation:
 
 
 def _table_of(value: Any) -> Any:
-    """Return the table in a JSON text, which TRL takes for one; any other value unchanged."""
+    """Return a text that begins with ``{`` parsed as JSON, as TRL does; any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             return json.loads(value)
