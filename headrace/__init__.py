@@ -1,7 +1,7 @@
-"""The user-facing parts: Python interface, command line, HTTP client, local launcher.
+"""The part of headrace that users touch: Python interface, command line, HTTP client and local launcher.
 
-``from headrace import GRPOTrainer, GRPOConfig`` is TRL's interface; ``HeadraceClient`` is that of a deployment. They
-are imported when they are asked for, so that the command line starts at once.
+``GRPOTrainer`` and ``GRPOConfig`` have TRL's interface. ``Client`` talks to a running deployment over HTTP. They are
+imported only when they are accessed, so that the command line starts at once.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import one of the names above."""
+    """Import ``Client``, ``GRPOConfig`` or ``GRPOTrainer`` when it is accessed (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _HOMES[name]
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names above too, for completion."""
+    """Return the module's names with ``Client``, ``GRPOConfig`` and ``GRPOTrainer``, for tab completion."""
     return sorted({*globals(), *__all__})

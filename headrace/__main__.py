@@ -1,4 +1,4 @@
-"""The `headrace` command."""
+"""Runs the `headrace` command line, for `python -m headrace`."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Checks addresses given by users. An error says what is wrong with the address and never shows its password."""
+"""Checks the Redis and HTTP addresses that users give, and adds the password from a file to a Redis address.
+
+Errors about a Redis address leave out its password.
+"""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -39,7 +42,7 @@ def refuse_unless_http(url: str) -> None:
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether the address can be reached from this machine only."""
+    """Return whether a URL can be reached from this machine only: by loopback, `localhost` or a Unix socket."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -1,6 +1,7 @@
-"""The connections of a client to one run API: requests, pages, and event streams. Errors of httpx become sentences.
+"""Sends HTTP requests to one run API: single requests, paged lists, event streams and file downloads.
 
-Every request has a timeout. The proxy variables of the environment are ignored.
+Errors of httpx are raised as HeadraceApiError with a readable message. Every request has a timeout. The proxy variables
+of the environment are ignored.
 """
 
 import time
@@ -41,17 +42,17 @@ def _first_strange(key: str) -> str:
 
 
 class ApiConnection:
-    """Connections to one run API, or another of headrace's services.
+    """An HTTP client of one run API, or of another of headrace's services.
 
     Args:
         base_url: The service's URL, without a slash at the end.
         key: The API key.
         timeout_s: Longest wait for an answer.
         ca_file: PEM file with the CAs to trust.
-        service: The service's name in errors.
+        service: The service's name in error messages.
 
     Raises:
-        UserError: ``ca_file`` holds no certificates, or a key or a URL cannot be sent.
+        UserError: ``ca_file`` holds no certificates, the key has characters that no key has, or the URL is invalid.
     """
 
     def __init__(
@@ -74,11 +75,15 @@ class ApiConnection:
             raise UserError(f"{base_url!r} is not a URL: {error}") from error
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close all HTTP connections. No request can be sent afterwards."""
         self._http.close()
 
     def wait_until_heard(self) -> None:
-        """Check that the API answers; raises HeadraceApiError."""
+        """Request ``/livez``, and wait for any answer for at most ``timeout_s``.
+
+        Raises:
+            HeadraceApiError: The API does not answer, or cannot be reached.
+        """
         try:
             self._http.get("/livez")
         except httpx.HTTPError as error:
@@ -87,17 +92,17 @@ class ApiConnection:
     def request(
         self, method: str, path: str, *, num_tries: int = 1, timeout_s: float | None = None, **request: Any
     ) -> dict[str, Any]:
-        """Return the JSON object that the API answers with.
+        """Send a request, and return the JSON object in the answer.
 
         Args:
             method: The HTTP method.
             path: The path below the API's URL.
-            num_tries: How often the request is sent if no answer comes.
-            timeout_s: Longest wait for the answer; the connection's if left out.
-            request: Further arguments of httpx.
+            num_tries: Number of attempts, if no answer arrives.
+            timeout_s: Longest wait for the answer; ``timeout_s`` of this client if left out.
+            request: Further arguments of ``httpx.Client.request``, such as ``json`` and ``params``.
 
         Raises:
-            HeadraceApiError: The API refused the request, cannot be reached, or is another server.
+            HeadraceApiError: The API refused the request, cannot be reached, or is not a headrace service.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         for tries_left in reversed(range(num_tries)):
@@ -123,7 +128,7 @@ class ApiConnection:
         return cast("dict[str, Any]", body)
 
     def pages(self, path: str, items: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """Yield the items of all pages, fetching each page when it is needed."""
+        """Yield the entries of the list ``items`` in all pages of an answer. Each page is fetched when it is needed."""
         while True:
             page = self.request("GET", path, params=params)
             if not isinstance(page.get(items), list):
@@ -134,7 +139,16 @@ class ApiConnection:
             params["cursor"] = page["next_cursor"]
 
     def events(self, path: str, last_event_id: str | None, *, on_open: Callable[[], None]) -> Iterator[Event]:
-        """Yield the events of one stream until it breaks or ends. ``on_open`` is called when the API has accepted."""
+        """Yield the server-sent events of one stream until it ends.
+
+        Args:
+            path: The path below the API's URL.
+            last_event_id: Continue after the event with this id; None begins with the oldest event that is kept.
+            on_open: Called once the API has accepted the request.
+
+        Raises:
+            HeadraceApiError: The API refused the request, the stream broke off, or it was silent for 45 s.
+        """
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         try:
@@ -150,10 +164,10 @@ class ApiConnection:
     def stream_bytes(
         self, path: str, *, params: Mapping[str, Any], first: int, take: Callable[[bytes], object]
     ) -> None:
-        """Pass the bytes of an answer, from byte ``first`` to its end, to ``take``.
+        """Download a file from byte ``first`` to its end, and pass each chunk to ``take``.
 
         Raises:
-            HeadraceApiError: The API refused the request, or the answer broke off; its status is None then.
+            HeadraceApiError: The API refused the request, or the connection broke off (then ``status`` is None).
         """
         headers = {"Range": f"bytes={first}-", "Accept-Encoding": "identity"}
         timeout = httpx.Timeout(self._timeout_s, connect=_CONNECT_S)

@@ -1,4 +1,4 @@
-"""Parses numbers on the command line. An error is one sentence, without the usage text that argparse prints."""
+"""An argparse parser with one-sentence errors, and ``type=`` functions that check numbers on the command line."""
 
 import argparse
 import math
@@ -17,10 +17,10 @@ _MAX_PORT = 65535
 
 
 class SentenceParser(argparse.ArgumentParser):
-    """Reports an error in one sentence and points to ``--help``, instead of listing all options."""
+    """An ArgumentParser that reports an error in one sentence with a pointer to ``--help``, without the usage text."""
 
     def parse_known_args(self, *args: Any, **named: Any) -> tuple[Any, list[str]]:
-        """Parse, and have the command itself report an argument that it does not know."""
+        """Parse the arguments. A subcommand's parser reports unknown ones, so that the error names the subcommand."""
         found, unknown = super().parse_known_args(*args, **named)
         if unknown and self._subparsers is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
@@ -35,7 +35,7 @@ class SentenceParser(argparse.ArgumentParser):
         return f"; a setting of the run is given as --set {name}=VALUE" if name in RunConfig.model_fields else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a choice that there is not, with a similar one if there is any."""
+        """Raise ``argparse.ArgumentError`` for an invalid choice, and suggest a similar valid one if there is one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -45,12 +45,12 @@ class SentenceParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near}?") from error
 
     def error(self, message: str) -> NoReturn:
-        """End with exit status 2."""
+        """Print the error in one sentence with a pointer to ``--help``, and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` says more\n")
 
 
 def whole(text: str) -> int:
-    """Return a whole number."""
+    """Parse a whole number for an argparse ``type=``, or raise ArgumentTypeError."""
     try:
         return int(text)
     except ValueError:
@@ -58,17 +58,17 @@ def whole(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """Return a whole number of at least 1."""
+    """Parse a whole number of at least 1 for an argparse ``type=``, or raise ArgumentTypeError."""
     return _at_least(1, text)
 
 
 def seed(text: str) -> int:
-    """Return a whole number of at least 0."""
+    """Parse a random seed, a whole number of at least 0, or raise ArgumentTypeError."""
     return _at_least(0, text)
 
 
 def above_zero(text: str) -> float:
-    """Return a number above 0."""
+    """Parse a number above 0 and below 1e18 for an argparse ``type=``, or raise ArgumentTypeError."""
     value = _number(text)
     if not 0 < value < _TOO_MUCH:
         raise argparse.ArgumentTypeError(f"{text} is not above 0" if value <= 0 else f"{text} is too large")
@@ -76,7 +76,7 @@ def above_zero(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Return a timeout in seconds, above 0 and at most MAX_TIMEOUT_S."""
+    """Parse a timeout in seconds, above 0 and at most MAX_TIMEOUT_S (one hour), or raise ArgumentTypeError."""
     value = _number(text)
     if not 0 < value <= MAX_TIMEOUT_S:
         raise argparse.ArgumentTypeError(
@@ -86,7 +86,7 @@ def seconds(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """Return the number of a TCP port."""
+    """Parse a TCP port, 1 to 65535, or raise ArgumentTypeError."""
     value = whole(text)
     if not 1 <= value <= _MAX_PORT:
         raise argparse.ArgumentTypeError(f"{value} is not a port: 1 to {_MAX_PORT}")

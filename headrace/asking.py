@@ -1,7 +1,7 @@
 """HTTP GET requests with one deadline for the whole request. A failure is returned in the Answer and never raised.
 
 httpx's timeout applies to each read, so a server that sends one byte at a time could keep a client waiting for ever.
-Long bodies are cut off, because a different server may listen on a wrong port.
+A body over 4 MiB is not read to its end, because a different server may listen on that port.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def objects(found: object) -> list[dict[str, Any]]:
 
 
 class Asker:
-    """Sends GET requests.
+    """Sends HTTP GET requests, each with a deadline, and returns a failure as an Answer.
 
     Args:
         timeout_s: Deadline of one request, connecting included.
@@ -72,7 +72,7 @@ class Asker:
         self.timeout_s = timeout_s
 
     async def get(self, url: str, *, key: str = "") -> Answer:
-        """Get a URL. ``key`` is sent as a bearer token."""
+        """Send a GET request, with ``key`` as bearer token unless it is empty. A failure is in the answer's ``why``."""
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -88,10 +88,10 @@ class Asker:
             return Answer(why=f"the request failed ({_reason(error)})")
 
     async def get_all(self, url: str, items: str, *, key: str = "") -> Answer:
-        """Get all pages of a list.
+        """Send GET requests for all pages of a list, following ``next_cursor``.
 
         Returns:
-            The first page with the objects of all pages in its member ``items``. If a later page fails, that answer.
+            The first page, with the objects of all pages in its member ``items``. If a later page fails, its answer.
         """
         first = page = await self.get(url, key=key)
         found = page.objects(items)

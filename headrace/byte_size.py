@@ -4,7 +4,7 @@ GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 
 
 def sized(num_bytes: float) -> str:
-    """Return the size as text, in the largest of GiB, MiB, KiB and bytes of which there is at least one."""
+    """Format a number of bytes in the largest fitting unit of GiB, MiB, KiB and bytes, such as ``1.5 GiB``."""
     for unit, size in (("GiB", GIB), ("MiB", _MIB), ("KiB", _KIB)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:,.1f} {unit}"

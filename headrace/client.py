@@ -5,10 +5,10 @@
         for event in client.events(submission.run_id):
             print(event.kind, event.data)
 
-Runs are plain dictionaries, as the API sends them. Lists of rows are also data frames:
+Runs are plain dictionaries, as the API sends them. Lists of rows can also be returned as data frames:
 ``client.metrics(run_id, dataframe="pandas")``, or ``"polars"``. In place of a run's id, every method takes its name or
-the beginning of its id; if several runs fit, the error has status 409, and its ``problem`` lists them as
-``candidates``. Every failed request raises HeadraceApiError, whose text is a sentence. Every request has a timeout. The
+the beginning of its id. If several runs fit, the error has status 409, and its ``problem`` lists them as
+``candidates``. Every failed request raises HeadraceApiError with a readable message. Every request has a timeout. The
 proxy variables of the environment are ignored.
 """
 
@@ -63,14 +63,14 @@ class Submission:
 
     @property
     def run_id(self) -> str:
-        """The id of the submitted run."""
+        """The id of the submitted run. Raises HeadraceApiError if the config was only checked."""
         if self.run is None:
             raise HeadraceApiError("the run was only checked, not submitted")
         return str(self.run["run_id"])
 
 
 class HeadraceClient:
-    """A client of one run API.
+    """A client of one run API: submits, follows, edits and stops runs, and transfers files.
 
     Args:
         base_url: The run API's URL, such as ``http://127.0.0.1:8400``.
@@ -119,14 +119,14 @@ class HeadraceClient:
         )
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close all HTTP connections. No request can be sent afterwards."""
         self._api.close()
 
     def submit(self, config: Mapping[str, Any]) -> Submission:
-        """Submit a run. If the answer is lost, the request is repeated with the same Idempotency-Key: no second run.
+        """Submit a run. A request without an answer is repeated with the same Idempotency-Key, so it makes one run.
 
-        While the API is still answering the first request, and after a proxy gave it up, it is repeated until the
-        submit's timeout.
+        While the API still handles the first request, or after a proxy gave up waiting for it, the request is repeated
+        for at most ``submit_timeout_s``.
 
         Raises:
             HeadraceApiError: The config was refused (the message says why), or the API cannot be reached.
@@ -147,7 +147,7 @@ class HeadraceClient:
         return _submission(self._offer(config, params={"dry_run": "true"}))
 
     def wait_until_heard(self) -> None:
-        """Check that the API answers, before a submit with its much longer timeout.
+        """Wait for any answer of the API, to notice one that is down before a submit with its much longer timeout.
 
         Raises:
             HeadraceApiError: The API does not answer.
@@ -180,22 +180,22 @@ class HeadraceClient:
         )
 
     def get(self, run_id: str) -> Run:
-        """Return one run: config, status, reason, progress and ``waiting_for``."""
+        """Return one run: its config, status, reason and progress, and what it is ``waiting_for``."""
         return self._api.request("GET", f"/v1/runs/{_quoted(run_id)}")
 
     def edit(self, run_id: str, changes: Mapping[str, Any]) -> Run:
-        """Change ``name``, ``tags``, ``metadata`` or ``max_steps`` of a run; the others stay.
+        """Change ``name``, ``tags``, ``metadata`` or ``max_steps`` of a run, and return the run.
 
-        ``tags`` replaces all tags. ``metadata`` has the entries to set; None removes one.
+        ``tags`` replaces all tags. ``metadata`` sets only the given entries, and removes those with the value None.
         """
         return self._api.request("PATCH", f"/v1/runs/{_quoted(run_id)}", json=dict(changes))
 
     def stop(self, run_id: str) -> Run:
-        """Ask a run to stop after the step it is in; it keeps a checkpoint. Asking twice is harmless."""
+        """Ask a run to stop after its current batch, with a checkpoint and a model. Asking twice is harmless."""
         return self._api.request("POST", f"/v1/runs/{_quoted(run_id)}/stop")
 
     def pause(self, run_id: str) -> Run:
-        """Ask a run to pause after the batch it is in. Asking twice is harmless."""
+        """Ask a run to pause after its current batch. Asking twice is harmless."""
         return self._api.request("POST", f"/v1/runs/{_quoted(run_id)}/pause")
 
     def resume(self, run_id: str) -> Run:
@@ -227,9 +227,9 @@ class HeadraceClient:
         return self._rows(run_id, "rollouts", dataframe, **({} if step is None else {"step": step}))
 
     def event_frame(self, run_id: str, *, dataframe: DataFrames = "pandas", patience_s: float = 60.0) -> Any:
-        """Return all events of a run as a data frame with the columns ``id``, ``kind`` and ``data``.
+        """Wait until a run has ended, and return its events as a data frame with the columns id, kind and data.
 
-        Waits until the run has ended. See ``events`` for the rest.
+        ``patience_s`` is the longest time in seconds for which the API may be unreachable.
         """
         found = self.events(run_id, patience_s=patience_s)
         return frame_of([{"id": event.id, "kind": event.kind, "data": event.data} for event in found], dataframe)
@@ -281,14 +281,14 @@ class HeadraceClient:
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     def upload(self, path: str | Path, *, on_progress: OnProgress | None = None) -> str:
-        """Upload a file or directory, and return the path by which a run names it.
+        """Upload a file or directory, and return the path to use for it in a run's config.
 
-        What the services have already is not sent again, and an upload that broke off goes on where it was.
+        Files that the services already have are not sent again. An interrupted upload continues where it stopped.
 
         Args:
             path: A data set's file, or the directory of a data set or model. Files whose names begin with a dot are
                 left out.
-            on_progress: Called with the number of bytes that are there, and the total.
+            on_progress: Called with the number of bytes that have arrived, and the total.
 
         Raises:
             UserError: There is nothing to upload, or a file changed in the meantime.
@@ -297,17 +297,18 @@ class HeadraceClient:
         return file_transfer.upload(self._api, Path(path), on_progress=on_progress)
 
     def upload_module(self, name: str, source: str) -> str:
-        """Upload a Python module with functions for runs, and return its name there: with digits of its hash.
+        """Upload a Python module with functions for runs, and return the name by which the services import it.
 
-        The deployment must take code from clients, and the key needs the scope ``code``.
+        This name has digits of the source's hash at its end. The deployment must accept code from clients, and the key
+        needs the scope ``code``.
 
         Args:
             name: Beginning of the module's name. Characters other than letters, digits and underscores become
                 underscores.
-            source: The module's text, in one file: it can import what is installed there, and the operator's modules.
+            source: The module's text. It can import packages installed for the services, and the operator's modules.
 
         Raises:
-            HeadraceApiError: The API refused it, or cannot be reached.
+            HeadraceApiError: The API refused the module, or cannot be reached.
         """
         fitting = re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII)[:_MAX_MODULE_NAME]
         return str(self._api.request("POST", "/v1/modules", json={"name": fitting, "source": source})["module"])
@@ -315,12 +316,12 @@ class HeadraceClient:
     def download_model(self, run_id: str, directory: str | Path, *, on_progress: OnProgress | None = None) -> Path:
         """Download the final model of a run into a directory, and return the directory.
 
-        Files that are there with the right content are not sent again. A file has its name only once it is whole.
+        Files that already have the right content are not downloaded again. A file gets its name once it is complete.
 
         Args:
             run_id: The run's id.
             directory: Where the files are written; it is created if need be.
-            on_progress: Called with the number of bytes that are there, and the total.
+            on_progress: Called with the number of bytes that have arrived, and the total.
 
         Raises:
             HeadraceApiError: The run has left no model, or the API was unreachable for a minute.
@@ -333,7 +334,7 @@ class HeadraceClient:
         return rows if dataframe is None else frame_of(rows, dataframe)
 
     def _offer(self, config: Mapping[str, Any], *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
-        """Send a run config."""
+        """Send a run config to ``POST /v1/runs`` with the timeout of submits, and return the answer."""
         limit_s = self._submit_timeout_s
         return self._api.request(
             "POST", "/v1/runs", num_tries=num_tries, timeout_s=limit_s, json=dict(config), **request

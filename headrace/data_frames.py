@@ -1,4 +1,4 @@
-"""Rows of the API as a data frame of pandas or polars. Both are optional: they are imported when one is asked for."""
+"""Converts rows of the run API to a pandas or polars data frame. Both libraries are optional and imported on use."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ DataFrames = Literal["pandas", "polars"]
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], dataframe: DataFrames) -> Any:
-    """Return a data frame with a column for every key; a row without a key has none there.
+    """Return the rows as a data frame with a column for every key. A row without a key has a missing value there.
 
     Raises:
-        UserError: The library is not installed, or is another one.
+        UserError: ``dataframe`` is neither pandas nor polars, or the library is not installed.
     """
     if dataframe not in get_args(DataFrames):
         raise UserError(f"dataframe={dataframe!r} is not known; it is {' or '.join(map(repr, get_args(DataFrames)))}")

@@ -1,4 +1,4 @@
-"""Reads server-sent events, as the run API sends them, line by line."""
+"""Parses the server-sent events (SSE) of the run API from the lines of an HTTP answer."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ class Event:
 
     @property
     def at_s(self) -> float | None:
-        """When it was sent, in seconds since 1970; None for one made by a client."""
+        """When the event was sent, in seconds since 1970. None if a client made it, because its id has no time."""
         milliseconds = self.id.partition("-")[0]
         return int(milliseconds) / 1000 if milliseconds.isdecimal() else None
 

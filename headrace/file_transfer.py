@@ -1,9 +1,9 @@
-"""Sends files to a deployment, and fetches the files of a model, in pieces that survive a broken connection.
+"""Uploads files to a deployment and downloads a run's model. Both continue after a broken connection.
 
-    upload:   hash every file --> POST /v1/uploads --> PUT the bytes that are missing --> the path that a run names
-    download: GET .../model --> GET .../model/file from the first missing byte on --> hash right? --> its name
+    upload:   hash every file --> POST /v1/uploads --> PUT the missing bytes --> return the path for a run's config
+    download: GET .../model --> GET .../model/file from the first missing byte on --> check the hash --> rename
 
-A connection that breaks is tried again for a minute. Then the error is raised, and the same call goes on later.
+A broken connection is retried for a minute. Then the error is raised, and a later call continues the transfer.
 """
 
 import contextlib
@@ -69,9 +69,9 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
 
     Args:
         api: Connections to the run API.
-        where: Path of the model's files at the API.
+        where: Path of the model's files below the API's URL.
         directory: Where they are written.
-        on_progress: Called with the number of bytes that are there, and the total.
+        on_progress: Called with the number of bytes that have arrived, and the total.
 
     Raises:
         HeadraceApiError: The run has left no model, or the API was unreachable for a minute.
@@ -95,12 +95,12 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
 
 
 class _Upload:
-    """One upload under way.
+    """The upload of one set of files, with the number of bytes of each that the services have received.
 
     Args:
         api: Connections to the run API.
-        files: The files.
-        on_progress: Called with the number of bytes that are there, and the total.
+        files: Name, size and SHA-256 hash of each file.
+        on_progress: Called with the number of bytes that have arrived, and the total.
     """
 
     def __init__(self, api: ApiConnection, files: list[SetFile], on_progress: OnProgress | None) -> None:
@@ -112,7 +112,15 @@ class _Upload:
         self._patience = _Patience()
 
     def send(self, sources: dict[str, Path]) -> str:
-        """Send what is missing of all files, by their hashes, and return the directory."""
+        """Send the missing bytes of all files, and return the directory that the services keep them in.
+
+        Args:
+            sources: The local path of each file, by its SHA-256 hash.
+
+        Raises:
+            UserError: A file changed in the meantime.
+            HeadraceApiError: The API refused the upload, or was unreachable for a minute.
+        """
         while True:
             try:
                 state = self._begin()
@@ -172,20 +180,20 @@ class _Upload:
 
 
 class _Patience:
-    """How long a transfer that gets nowhere is tried again."""
+    """Waits between the tries of a transfer, and gives up after a minute. A new object is made after progress."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + _PATIENCE_S
         self._backoff_s = _FIRST_BACKOFF_S
 
     def wait_or_raise(self, error: HeadraceApiError) -> None:
-        """Wait a moment, or raise the error if another try makes no sense."""
+        """Wait before the next try. Raise the error if it is not worth a retry, or if the minute is over."""
         if error.status not in _WORTH_A_RETRY:
             raise error
         self.spend(error)
 
     def spend(self, error: HeadraceApiError) -> None:
-        """Wait a moment, or raise the error if the patience is over."""
+        """Wait before the next try, or raise the error if the minute is over."""
         if time.monotonic() > self._until:
             raise error
         time.sleep(self._backoff_s)
@@ -193,7 +201,11 @@ class _Patience:
 
 
 def files_in(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name in the upload and the path of each file. Hidden files are left out."""
+    """Yield the name in the upload and the local path of each file in ``path``. Hidden files are left out.
+
+    Raises:
+        UserError: ``path`` does not exist, cannot be read, or has a link to a file that does not exist.
+    """
     if path.is_file():
         yield path.name, path
         return
@@ -228,7 +240,7 @@ def _hash(path: Path) -> str:
 
 
 def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Callable[[int], object]) -> None:
-    """Fetch one file, unless it is there. Waits while another download fetches it into the same directory."""
+    """Download one file, unless it is there already. Waits while another download writes it to the same directory."""
     if target.is_file() and target.stat().st_size == file.size and _hash(target) == file.sha256:
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,8 @@
-"""Tells installed modules, which are imported where a user's code runs, from the user's own, whose text is sent."""
+"""Decides whether a module is installed or is a user's own file.
+
+When a user's code is sent to the services, they import the installed modules that it uses. Code in the user's own
+files is sent as source text.
+"""
 
 import functools
 import site

@@ -47,7 +47,7 @@ def key_of_environment(name: KeyName, environment: Mapping[str, str] = os.enviro
 
 
 def unused_variables(name: KeyName, used: str, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield the variables that name another key than the one ``used``. Files are not read."""
+    """Yield the environment variables that give another key than ``used``. Files are not read, and count as another."""
     variable = _variable(name)
     if environment.get(variable, "") not in ("", used):
         yield variable
@@ -56,7 +56,7 @@ def unused_variables(name: KeyName, used: str, environment: Mapping[str, str] = 
 
 
 def secret_of(file: str, variable: str) -> str:
-    """Return the secret in a file that a variable names.
+    """Return the secret in the file that an environment variable names.
 
     Raises:
         UserError: The file holds no secret; the message names the variable.

@@ -1,4 +1,4 @@
-"""Reads a run file: YAML or JSON with the keys of RunConfig, or a configuration of TRL's command line.
+"""Reads run files (the settings of a run, in YAML or JSON) and configuration files of TRL's command line.
 
 Paths are relative to the file's own directory, so a run file can lie beside its data and be submitted from anywhere.
 Paths in a configuration of TRL are relative to the working directory, as in TRL. The run API checks the values, so that
@@ -30,7 +30,9 @@ def read_run_file(path: Path) -> dict[str, Any]:
 
 
 def read_trl_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the run that a file for ``trl grpo --config`` describes, and notes on what is different, a sentence each.
+    """Return the run settings in a file for ``trl grpo --config``, and one sentence for each difference from TRL.
+
+    If the file names a configuration of accelerate, the number of processes is read from there.
 
     Raises:
         UserError: The file cannot be read, or a run cannot do what an option asks for.
@@ -48,7 +50,7 @@ def read_trl_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
-    """Return the text of a YAML run file."""
+    """Return the text of a YAML run file with these settings, and the comments as its first lines."""
     import yaml
 
     text: str = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
@@ -101,7 +103,10 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Make paths absolute that exist, begin with ``.`` or ``~``, or end like a data file. Others may be hub ids.
+    """Make the paths in a run's settings absolute, starting from ``directory``. The dictionary is changed and returned.
+
+    A model or data set is a path if it exists, begins with ``.`` or ``~``, or ends like a data file. Other names may be
+    hub ids, and stay.
 
     Raises:
         UserError: A path names the home of a user that does not exist.

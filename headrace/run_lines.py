@@ -1,4 +1,4 @@
-"""Lists runs for a message: one line a run, with whole ids."""
+"""Formats a list of runs for a message, with one line and the complete id for each run."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def run_lines(runs: Sequence[Mapping[str, Any]], *, numbered: bool = False) -> str:
-    """Return a line for each run, with its id, name, status and start or, if it has not started, its submit.
+    """Return a line for each run with its id, name, status, and the time at which it was started or submitted.
 
     Args:
         runs: Runs, or candidates of an ambiguous name, as the API sends them.

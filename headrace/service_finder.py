@@ -1,4 +1,4 @@
-"""Finds the running headrace for a command.
+"""Finds the services that a command talks to, from its options and the environment.
 
 --url                             a service on another machine
 --state-dir                       the service that `headrace up` runs here
@@ -34,25 +34,25 @@ _NO_SUCH_RUN, _AMBIGUOUS_RUN, _UNAUTHORIZED = "/problems/no-such-run", "/problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the service."""
+    """Add ``--url`` and ``--state-dir``, which choose the services that a command talks to."""
     parser.add_argument("--url", help="run API on another machine; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE")
     add_state_dir_argument(parser)
 
 
 def add_state_dir_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --state-dir."""
+    """Add ``--state-dir``, which names the directory of services that `headrace up` runs on this machine."""
     parser.add_argument(
         "--state-dir", metavar="DIR", help="where `headrace up` keeps keys, Redis data, logs and runs (./.headrace)"
     )
 
 
 def connect(arguments: argparse.Namespace, *, is_repeated: bool = False) -> HeadraceClient:
-    """Return a client of the service that the arguments or the environment choose.
+    """Return a client of the run API that the arguments or the environment choose.
 
     For services on this machine, a line on standard error says if the generators are simulated, unless ``is_repeated``.
 
     Raises:
-        UserError: No service was found, and the message says where it was looked for; or a key or address is wrong.
+        UserError: No service was found (the message says where it was looked for), or a key or address is invalid.
     """
     url = _url_elsewhere(arguments)
     if url:
@@ -69,7 +69,7 @@ def connect(arguments: argparse.Namespace, *, is_repeated: bool = False) -> Head
 
 
 def is_there(arguments: argparse.Namespace) -> bool:
-    """Whether the arguments or the environment name a service, or `headrace up` runs here."""
+    """Return whether the arguments or the environment name a service, or `headrace up` runs on this machine."""
     if _url_elsewhere(arguments):
         return True
     endpoint = StateDir(choose_state_dir(arguments.state_dir)).endpoint()
@@ -77,13 +77,13 @@ def is_there(arguments: argparse.Namespace) -> bool:
 
 
 def ca_file_elsewhere(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the CA file for a service on another machine; None trusts the public CAs."""
+    """Return the CA file in HEADRACE_TLS_CA_FILE for a service on another machine, or None for the public CAs."""
     named = environment.get(CA_VARIABLE, "")
     return Path(named) if named else None
 
 
 def key_elsewhere(url: str) -> str:
-    """Return the API key for a service on another machine.
+    """Return the API key for a service on another machine, from HEADRACE_API_KEY or its ``_FILE`` variable.
 
     Raises:
         UserError: No key is set.
@@ -113,14 +113,20 @@ def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[
 
 
 def _readable_runs(state: StateDir) -> str:
-    """Return how to read the runs of a state directory, or of scripts beside it, without services; empty for none."""
+    """Return the end of an error message: commands that read the runs in a state directory from their files.
+
+    The text is empty if there are no runs.
+    """
     if not any(state.runs.glob("*/config.json")):
         return _runs_of_scripts(state)
     return f", or read its runs from their files with `headrace runs {state.runs}` and `headrace show {state.runs}/RUN`"
 
 
 def _runs_of_scripts(state: StateDir) -> str:
-    """Return the end of a message: how to read the runs of the newest script; empty if no script ran."""
+    """Return the end of an error message: commands that read the newest script's runs from their files.
+
+    The text is empty if no script ran.
+    """
     found = sorted({config.parents[1] for config in state.path.glob("script-*/runs/*/config.json")}, reverse=True)
     if not found:
         return ""
@@ -132,7 +138,7 @@ def _runs_of_scripts(state: StateDir) -> str:
 
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
-    """Return an error's message for users of the command line: about commands, not requests and headers."""
+    """Return an error's message, reworded for the command line: with commands instead of HTTP requests."""
     listed = _listed(error)
     source = getattr(arguments, "source", None) if getattr(arguments, "file", None) is None else None
     if source and listed and isinstance(error, HeadraceApiError):
@@ -158,7 +164,7 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
 
 
 def _near_run(named: str, arguments: argparse.Namespace) -> str | None:
-    """Return the name or id of a run that is similar; None without one, or if the service does not list its runs."""
+    """Return the run name or id most similar to ``named``; None without one, or if the runs cannot be listed."""
     try:
         with connect(arguments, is_repeated=True) as client:
             runs = [*itertools.islice(client.each_run(), _MOST_COMPARED)]
@@ -169,7 +175,7 @@ def _near_run(named: str, arguments: argparse.Namespace) -> str | None:
 
 
 def _listed(error: HeadraceError) -> list[str]:
-    """Return the problems of a refused run, a sentence each."""
+    """Return the problems with a refused run's settings, one sentence each. Other errors have none."""
     if isinstance(error, UserError):
         pairs = [*error.problems]
     elif isinstance(error, HeadraceApiError):

@@ -17,7 +17,7 @@ _OBEYED = {"Cc", "Cs"}
 
 
 def console(*, pipe_width: int = 120) -> Console:
-    """Return a console. Without a terminal, its lines are ``pipe_width`` characters long."""
+    """Return a rich Console without emoji codes. If it is not a terminal, it is ``pipe_width`` characters wide."""
     found = Console(emoji=False)
     return found if found.is_terminal else Console(emoji=False, width=pipe_width)
 
@@ -35,18 +35,18 @@ def printable(text: str) -> str:
 
 
 def say_json(found: Mapping[str, Any]) -> int:
-    """Print one JSON document, and return the exit status of success."""
+    """Print one JSON document, and return 0 as the command's exit status."""
     say(json.dumps(found, indent=2))
     return 0
 
 
 def say(line: str) -> None:
-    """Print a line and flush, so that it also passes through a pipe at once."""
+    """Print a line with control characters escaped, and flush, so that it passes through a pipe at once."""
     sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
 
 def note(line: str) -> None:
-    """Print a line about the work on standard error, which leaves standard output to the result."""
+    """Print a progress message on standard error, so that standard output has only the command's result."""
     sys.stderr.write(f"headrace: {printable(line)}\n")
     sys.stderr.flush()

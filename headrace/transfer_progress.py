@@ -1,4 +1,4 @@
-"""Shows on a terminal how far an upload or download is."""
+"""Shows a progress bar for an upload or download, if standard error is a terminal."""
 
 import contextlib
 import sys
@@ -10,7 +10,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 @contextlib.contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None]]:
-    """Yield a function that shows how far a transfer is, on a terminal."""
+    """Show a progress bar named ``what``, and yield a function that updates it from bytes transferred and total.
+
+    Nothing is shown if standard error is not a terminal.
+    """
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,1 +1,1 @@
-"""The four services. They never import each other; they communicate by messages (see ``shared``)."""
+"""The four services: generator, rewarder, sessions and trainer. They exchange messages and never import each other."""

@@ -1,1 +1,1 @@
-"""The commands of `headrace`."""
+"""The `headrace` command line: its argument parsers, and a module for each command or group of commands."""

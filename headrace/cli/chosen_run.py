@@ -58,8 +58,10 @@ _MAX_LISTED = 20
 def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -> str:
     """Return ``named`` if it is given. Otherwise choose a run, print which one to standard error, and return its id.
 
+    For a command that only reads, a name of several runs, all of which have ended, means the newest of them.
+
     Raises:
-        HeadraceApiError: No run exists; or several fit, and the user did not choose one.
+        HeadraceApiError: No run fits; or several do, and the user did not choose one.
     """
     if named is not None:
         return _newest_ended(client, named) if purpose in _OF_READERS else named
@@ -96,7 +98,7 @@ def _taken(run: Run, what: str) -> str:
 
 
 def _asked_for(found: list[Run], purpose: Purpose, choice: _Choice) -> Run:
-    """Ask the user for one of several runs. Without a terminal, refuse with the list."""
+    """Let the user choose one of the found runs by its number. Without a terminal, raise an error that lists them."""
     shown = found[:_MAX_LISTED]
     is_queue = found[0]["status"] == "queued"
     how_many = f"{len(found)} {'are' if len(found) > 1 else 'is'}"

@@ -35,7 +35,7 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run the command in ``argv`` (by default, this process's arguments) and return its exit status."""
     arguments = make_parser().parse_args(argv)
     # Without a handler, Python prints the warnings of libraries to stderr. Users see only our own sentences.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -67,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Discard what could not be written, or Python fails again when it flushes at exit."""
+    """Send the unwritten output to /dev/null, because Python would fail again when it flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+    """Return the argparse parser of `headrace` with all its commands."""
     parser = SentenceParser(
         prog="headrace", description="Asynchronous GRPO post-training of language models, as services."
     )

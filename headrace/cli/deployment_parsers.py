@@ -1,4 +1,4 @@
-"""The arguments of the commands on a deployment: up, scale, down, demo, doctor, plan, keys.
+"""Defines the arguments of the commands on a deployment: up, scale, down, demo, doctor, plan, keys.
 
 A command's own module is imported when the command is called, so that `--help` is instant.
 """
@@ -24,7 +24,7 @@ _RUN_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
 
 
 def add_up(add_parser: AddParser) -> None:
-    """Add `up`, `scale` and `down`."""
+    """Add the commands that start, resize and stop the services on this machine: `up`, `scale` and `down`."""
     up = add_parser(
         "up",
         help="start Redis and the services on this machine",
@@ -69,7 +69,7 @@ def add_up(add_parser: AddParser) -> None:
 
 
 def add_keys(add_parser: AddParser) -> None:
-    """Add the commands below `keys`."""
+    """Add `keys add`, `keys list` and `keys revoke`, which edit the file of named API keys."""
     keys = add_parser("keys", help="add, list and revoke named keys with their scopes")
     commands = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
     scopes = "; ".join(f"{scope}: {meaning}" for scope, meaning in MEANINGS.items())
@@ -96,7 +96,7 @@ def add_keys(add_parser: AddParser) -> None:
 
 
 def add_doctor(add_parser: AddParser) -> None:
-    """Add `doctor`."""
+    """Add the `doctor` command, which checks the services, Redis and the runs of a deployment."""
     doctor = add_parser(
         "doctor",
         help="find the problems of a deployment, and say what to do about each",
@@ -126,7 +126,7 @@ def add_doctor(add_parser: AddParser) -> None:
 
 
 def add_plan(add_parser: AddParser) -> None:
-    """Add `plan`."""
+    """Add the `plan` command, which computes a run's number of generators, its memory and its staleness."""
     plan = add_parser(
         "plan",
         help="compute a run's number of generators, memory and staleness from sizes and measured rates",
@@ -171,7 +171,7 @@ def add_plan(add_parser: AddParser) -> None:
 
 
 def add_demo(add_parser: AddParser) -> None:
-    """Add `demo`."""
+    """Add the `demo` command, which trains a small model from scratch on this machine."""
     demo = add_parser("demo", help="train a small model from scratch through the real services")
     demo.add_argument(
         "--task", choices=("reverse", "tools"), default="reverse", help="what is learned; tools: to call a tool for it"

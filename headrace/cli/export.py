@@ -22,7 +22,7 @@ _IS_NEITHER = (
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Export the named checkpoint, or the newest checkpoint of the named run."""
+    """Write the named checkpoint, or the newest checkpoint of the named run, to the directory of ``--to``."""
     named, to = Path(arguments.what), Path(os.path.abspath(arguments.to))
     is_checkpoint = (named / "manifest.json").is_file()
     reference = CheckpointReference("")

@@ -1,4 +1,6 @@
-"""The settings of a run that `headrace submit` is given: a run file, the run or directory of --from, and --set.
+"""Collects the settings of `headrace submit` from its run file, from the run that --from names, and from --set.
+
+Later settings replace earlier ones:
 
 FILE, or the settings of the run that --from names  <--  --from, --only-model  <--  --set
 """
@@ -25,7 +27,7 @@ _MAX_NAME = 64
 
 @dataclass(frozen=True)
 class GivenSettings:
-    """The settings on the command line."""
+    """The settings from the run file and the options of `headrace submit`, merged."""
 
     file: Path | None
     """The run file; without one, `settings` change the settings of the source's run."""
@@ -34,7 +36,7 @@ class GivenSettings:
 
 
 def settings_given(arguments: argparse.Namespace) -> GivenSettings:
-    """Return the settings in the arguments and in the run file.
+    """Read the run file, if there is one, and apply the options of `headrace submit` to its settings.
 
     Raises:
         UserError: The arguments do not go together, or a file cannot be read.
@@ -60,12 +62,13 @@ def settings_given(arguments: argparse.Namespace) -> GivenSettings:
 
 
 def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of the run that wrote the checkpoint, with the given changes, and notes for the user.
+    """Return the settings of the run that ``--from`` names, changed by the other options, and notes for the user.
 
-    The new run gets the name of that run with a number that no run has yet.
+    Unless the options name it, the new run gets the old run's name with the next free number, such as math-2. In
+    ``given.settings``, the name of the old run is replaced by its id.
 
     Raises:
-        UserError: The settings of a directory are not known.
+        UserError: ``--from`` names a directory in which no settings of a run were found.
         HeadraceApiError: The run was not found, or several fit.
     """
     said = str(given.settings[_SOURCE])
@@ -88,7 +91,14 @@ def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[di
 
 
 def _settings_of_directory(path: Path) -> dict[str, Any]:
-    """Return the settings of the run whose directory, or a checkpoint in whose directory, this is."""
+    """Read the settings of a run from its config.json.
+
+    Args:
+        path: The run's directory, or the directory of one of its checkpoints.
+
+    Raises:
+        UserError: There is no config.json of a run.
+    """
     for directory in (path, path.parent, path.parent.parent):
         try:
             found: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -104,7 +114,7 @@ def _settings_of_directory(path: Path) -> dict[str, Any]:
 
 
 def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out settings with their default value: the API warns about settings that were set without effect."""
+    """Leave out settings with their default value, because the run API warns about settings that have no effect."""
     known = RunConfig.model_fields
     return {
         name: value

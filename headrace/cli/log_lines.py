@@ -1,9 +1,9 @@
-"""Turns the JSON lines of a log into lines for people. Other lines, such as vLLM's, stay as they are.
+"""Turns the JSON lines of a service's log into lines for people. Other lines, such as vLLM's, stay as they are.
 
     {"at": "2026-11-22T12:00:00.125Z", "level": "WARNING", "message": "reward judge: timeout", ...}
     2026-11-22T12:00:00Z WARNING  reward judge: timeout
 
-Requests that only read and were answered are most of a service's log; `is_routine` finds them.
+Most lines report GET requests that were answered without an error. `is_routine` finds them.
 """
 
 import json
@@ -17,7 +17,7 @@ _TO_SECONDS = len("2026-11-22T12:00:00")
 
 
 def is_routine(line: str) -> bool:
-    """Whether a line only tells that a request to read something was answered."""
+    """Whether a line reports a GET request that was answered without an error."""
     if ACCESS_LOGGER not in line or (event := _event(line)) is None or event.get("logger") != ACCESS_LOGGER:
         return False
     status = event.get("status")
@@ -25,7 +25,10 @@ def is_routine(line: str) -> bool:
 
 
 def readable(line: str) -> str:
-    """Return the time, level and message of an event, with a traceback indented below it."""
+    """Format a JSON line of a log as time, level and message, with a traceback indented below.
+
+    Other lines stay as they are, except that control characters are escaped in all lines.
+    """
     event = _event(line)
     if event is None:
         return printable(line)

@@ -1,6 +1,6 @@
-"""`headrace logs`: the last lines of the logs on this machine, and with --follow the lines that are added.
+"""`headrace logs`: prints the last lines of logs on this machine and, with --follow, the lines that are added.
 
-    nothing            every service that `headrace up` has started here: STATE_DIR/logs/*.log
+    no argument        every service that `headrace up` has started here: STATE_DIR/logs/*.log
     trainer, generator a service, or all replicas of a kind
     RUN, or its path   rank.log of that run
 
@@ -31,7 +31,7 @@ _RANK_LOG = "rank.log"
 
 
 def logs(arguments: argparse.Namespace) -> int:
-    """Print the last lines, and follow the logs if asked to, until Ctrl-C or the run's end."""
+    """Print the last lines of the chosen logs. With --follow, print new lines until Ctrl-C or the run's end."""
     tails = [Tail(path, has_routine=arguments.all) for path in find_logs(arguments)]
     width = max(len(tail.name) for tail in tails) if len(tails) > 1 else 0
     for tail in tails:
@@ -51,11 +51,11 @@ def logs(arguments: argparse.Namespace) -> int:
 
 
 def find_logs(arguments: argparse.Namespace) -> list[Path]:
-    """Return the files of the logs that ``arguments.what`` names, sorted.
+    """Return the log files that ``arguments.what`` names (a service, a run or nothing), sorted.
 
     Raises:
         UserError: There is no such log on this machine.
-        HeadraceApiError: The run API does not know the run.
+        HeadraceApiError: The run API cannot be reached, or several runs fit.
     """
     what: str | None = arguments.what
     state = StateDir(choose_state_dir(arguments.state_dir))
@@ -78,11 +78,11 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
 
 
 class Tail:
-    """Reads the end of one log.
+    """Reads the last lines of one log file, and then the lines that are added, formatted for people.
 
     Args:
-        path: The log.
-        has_routine: Whether lines about requests that only read are shown.
+        path: The log file.
+        has_routine: Whether to return lines about GET requests that were answered without an error.
     """
 
     def __init__(self, path: Path, *, has_routine: bool = False) -> None:
@@ -94,15 +94,15 @@ class Tail:
 
     @property
     def name(self) -> str:
-        """The log's name, without its suffix."""
+        """The log file's name without its suffix, such as ``generator-0``."""
         return self.path.stem
 
     def last(self, count: int) -> list[str]:
-        """Return the last ``count`` lines."""
+        """Return the last ``count`` lines of the log."""
         return [*map(readable, deque(self._lines(), maxlen=count))]
 
     def added(self) -> list[str]:
-        """Return the whole lines that were added since the last call."""
+        """Return the complete lines added since the last call. A truncated or replaced file is read from its start."""
         try:
             now = self.path.stat()
             if now.st_size < self._position or now.st_ino != self._inode:
@@ -127,7 +127,7 @@ class Tail:
 
 
 def _how_it_ended(arguments: argparse.Namespace, tails: list[Tail]) -> str | None:
-    """Return a sentence if the log is of a run that has ended, and None if it may grow."""
+    """Return why a run's log will not grow any more, as a sentence. Return None for other logs, or if it may grow."""
     if [tail.name for tail in tails] != [Path(_RANK_LOG).stem]:
         return None
     run_dir = tails[0].path.absolute().parent
@@ -146,7 +146,12 @@ def _how_it_ended(arguments: argparse.Namespace, tails: list[Tail]) -> str | Non
 
 
 def _asked_for(arguments: argparse.Namespace, what: str, *, services: list[str]) -> Path:
-    """Return the directory of a run that the run API knows."""
+    """Ask the run API for the directory of the run ``what``.
+
+    Raises:
+        UserError: No run API was found, or it does not know the run. The message lists ``services``, which have logs.
+        HeadraceApiError: The run API cannot be reached, or several runs fit.
+    """
     there = f" (services here: {', '.join(services)})" if services else ""
     try:
         with service_finder.connect(arguments) as client:

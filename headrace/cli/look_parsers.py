@@ -1,4 +1,4 @@
-"""The arguments of `plot` and `logs`."""
+"""Defines the arguments of `headrace plot` and `headrace logs`."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from headrace.cli.run_parsers import RUN_HELP
 
 
 def add_plot(add_parser: AddParser) -> None:
-    """Add `plot`."""
+    """Add the `plot` command, which draws metrics of runs in the terminal or as an image."""
     plot = add_parser(
         "plot",
         help="draw metrics of one run or several, in the terminal or as an image",
@@ -30,7 +30,7 @@ def add_plot(add_parser: AddParser) -> None:
 
 
 def add_logs(add_parser: AddParser) -> None:
-    """Add `logs`."""
+    """Add the `logs` command, which shows the logs of services and runs on this machine."""
     logs = add_parser(
         "logs",
         help="show the logs of services and runs on this machine",

@@ -1,10 +1,10 @@
-"""`headrace submit FILE --dry-run` while no service runs: checks as much as possible on this machine.
+"""Checks a run file for `headrace submit FILE --dry-run` while no service runs, as far as this machine allows.
 
-    settings        names, types, values, and what they need of each other
+    settings        names, types, values, and rules between settings
     data sets       every row of files on this machine
     model           a directory on this machine
 
-Reward functions, tools, vLLM's options, GPUs and everything on a hub need running services, and are named as unchecked.
+Reward functions, tools, vLLM's options, GPUs and everything on the hub need running services, and are listed.
 """
 
 import sys
@@ -21,10 +21,10 @@ _NEEDS_SERVICES = "reward functions, tools, vLLM's options, GPUs"
 
 
 def check_offline(file: str, settings: Mapping[str, Any]) -> int:
-    """Print the result of the checks.
+    """Check a run's settings without services, print the result with a list of unchecked parts, and return 0.
 
     Raises:
-        UserError: The run would be refused; one sentence for each mistake.
+        UserError: The run would be refused. The message lists the mistakes.
     """
     config = parse_run_config(dict(settings))
     errors: list[tuple[str, str]] = []
@@ -72,7 +72,7 @@ def _are_files(config: RunConfig) -> bool:
 
 
 def _directory_meant(model: str, directory: Path) -> str:
-    """Return a question about a directory whose name is similar to that of a model on the hub; empty without one."""
+    """Return a question about a local directory whose name resembles the hub model's; empty if there is none."""
     near = similar_directory(directory / model)
     return "" if near is None else f" (there is no directory {model} here; did you mean {near}?)"
 

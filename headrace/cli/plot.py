@@ -1,4 +1,4 @@
-"""`headrace plot`: curves of chosen metrics of one run or several, in the terminal or as an image."""
+"""`headrace plot`: draws chosen metrics of one run or several, in the terminal or as an image."""
 
 import argparse
 import importlib.util
@@ -15,9 +15,10 @@ from shared.errors import UserError
 
 
 def picture_at_end(watch: RunWatch) -> Path | None:
-    """Write curves.png into the directory of a run that has ended, and return its path.
+    """Draw a run's metrics into curves.png in its directory, and return the file's path.
 
-    None without matplotlib or a trained step, or if the directory is not on this machine or cannot be written.
+    Return None if matplotlib is not installed, no step was trained, or the directory is not on this machine or cannot
+    be written.
     """
     path = Path(str(watch.run["run_dir"])) / "curves.png"
     if not (watch.by_step and path.parent.is_dir() and importlib.util.find_spec("matplotlib")):
@@ -31,7 +32,7 @@ def picture_at_end(watch: RunWatch) -> Path | None:
 
 
 def plot(arguments: argparse.Namespace) -> int:
-    """Draw the curves in the terminal, or write them to the file of ``--to``."""
+    """Draw metrics of the named runs in the terminal, or write them to the image file of ``--to``."""
     found: dict[str, RunWatch] = {}
     for given in arguments.runs or [None]:
         with opened(arguments, given) as (runs, run_id):

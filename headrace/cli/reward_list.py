@@ -39,7 +39,7 @@ def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[di
 
 
 def table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with a row for each function; its last column has summary, URL, breaker state and warning."""
+    """Return a table of reward functions. Its last column has each one's summary, URL, breaker state and warning."""
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "kind", "version", "needs", "description"):
         view.add_column(column, overflow="fold")
@@ -65,7 +65,7 @@ def _says(item: Mapping[str, Any]) -> Text:
 
 
 def _details(rewarder: ApiConnection, name: str) -> dict[str, Any]:
-    """Return the details of a reward endpoint; nothing if it was deleted meanwhile."""
+    """Return the URL and state of a reward endpoint from the rewarder; an empty dict if it was deleted meanwhile."""
     try:
         return rewarder.request("GET", f"/v1/rewards/{quote(name, safe='')}")
     except HeadraceApiError as error:

@@ -1,4 +1,4 @@
-"""The `headrace rewards` commands: check a function on real rows, list the functions that a running rewarder knows."""
+"""`headrace rewards`: checks a reward function on real rows, or lists the functions that a running rewarder knows."""
 
 import argparse
 import asyncio
@@ -21,7 +21,10 @@ _PIPE_WIDTH = 160
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Run one reward function on rows of a data set."""
+    """Run one reward function on rows of a data set, and print its outcomes.
+
+    Return the exit status: 1 if the function failed on a completion, 2 if the arguments are wrong, otherwise 0.
+    """
     try:
         return _check(arguments)
     except UserError as error:

@@ -1,6 +1,6 @@
-"""`headrace rollouts`: the completions of a step with the value of each reward function, as a table or in full.
+"""`headrace rollouts`: shows the completions of a step with the value of each reward function.
 
-Texts of one turn are rows of a table. Conversations of several turns, and everything with --full, are written out:
+Rollouts with a single turn are rows of a table. If any has several turns, or with --full, all are written out:
 
     group 00000118, completion 0   reward 0.009   advantage -0.458   stop, 16 tokens, version 1:57, staleness 2
       accuracy_reward 0.000   brevity 0.091   reference: 5
@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 def rollouts(arguments: argparse.Namespace) -> int:
-    """Show the rollouts of one step."""
+    """Print the logged rollouts of one step; by default, of the newest step that has some."""
     with opened(arguments, arguments.run, purpose="rollouts") as (runs, run_id):
         run_id = str(runs.get(run_id)["run_id"])
         rows = runs.rollouts(run_id, step=arguments.step)
@@ -73,7 +73,7 @@ def chosen(rows: Sequence[Row], *, limit: int, best: int | None, worst: int | No
 
 
 def rollout_table(rows: Sequence[Row], *, title: str) -> Table:
-    """Return one row a rollout."""
+    """Return a table with one row for each rollout. Columns that are empty in all rows are left out."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title)
     functions = _functions(rows)
     # The value of a single function with weight 1 is the reward.
@@ -109,7 +109,10 @@ def _value_of(name: str, row: Row) -> str:
 
 
 def value_in_words(outcome: Mapping[str, Any] | None) -> str:
-    """Return a function's value; the outcome of a call that failed; a dash where the function does not apply."""
+    """Format one reward function's result for a completion.
+
+    This is its value, the outcome if the call failed, such as ``timeout``, or a dash if the function does not apply.
+    """
     if outcome is None or outcome.get("outcome") == "not_applicable":
         return "-"
     return _number(outcome["value"]) if outcome.get("value") is not None else str(outcome.get("outcome"))
@@ -157,7 +160,7 @@ def _write_out(console: Console, rows: Sequence[Row], *, title: str) -> None:
 
 
 def _functions(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the names of the reward functions, each with its short name."""
+    """Return the reward functions of the rollouts. Each full name is mapped to its short name in metrics."""
     names = dict.fromkeys(name for row in rows for name in row.get("rewards", {}))
     return metric_names([*names])
 
@@ -175,14 +178,17 @@ def _num_messages(text: Any) -> int:
 
 
 def _conversation(text: Any) -> Any:
-    """Return messages as one text, each after its role."""
+    """Join chat messages into one text, each after its role. A plain text is returned unchanged."""
     if not isinstance(text, list):
         return text
     return " ".join(f"{role}: {words}" for role, words in _messages(cast("Any", text), ""))
 
 
 def _rows(row: Row) -> str:
-    """Return the number of sampled tokens in each row of a rewritten history."""
+    """Return the number of sampled tokens in each token row, such as ``120+85``; empty if the rollout has a single row.
+
+    A rollout has several rows if its agent rewrote the history of the conversation.
+    """
     return "+".join(str(of_row.get("num_tokens")) for of_row in row.get("rows", ()))
 
 

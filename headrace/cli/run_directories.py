@@ -1,4 +1,4 @@
-"""`headrace runs DIR`: the runs whose directories are in DIR, read from their files, while no service runs."""
+"""`headrace runs DIR`: lists the runs whose directories are in DIR, from their files. It needs no service."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _REWARDS = ("reward", "eval_reward")
 
 
 def list_directories(path: Path) -> int:
-    """List the runs, in the order of their last step, newest first."""
+    """Print a table of the runs whose directories are in ``path``, sorted by their last change, newest first."""
     console = terminal.console()
     watches: list[RunWatch] = []
     for directory in directories_in(path):

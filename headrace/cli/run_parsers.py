@@ -1,4 +1,4 @@
-"""The arguments of the commands on runs and their rewards: submit, runs, show, ..., rewards, export, upload, download.
+"""Defines the arguments of the commands on runs, rewards and models: submit, runs, ..., export, upload, download.
 
 A command's own module is imported when the command is called, so that `--help` is instant.
 """
@@ -18,7 +18,7 @@ _STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
 
 
 def add_runs(add_parser: AddParser) -> None:
-    """Add `submit`, `runs`, and the commands on one run."""
+    """Add `submit`, `runs`, and the commands on one run: show, watch, edit, pause, resume, stop, rollouts."""
     submit = add_parser("submit", help="submit a run from a YAML or JSON file, or from another run's checkpoint")
     submit.add_argument("file", metavar="FILE", nargs="?", help="the run file; not needed with --from RUN")
     submit.add_argument(
@@ -115,7 +115,7 @@ def _add_changes(edit: argparse.ArgumentParser) -> None:
 
 
 def add_rewards(add_parser: AddParser) -> None:
-    """Add the commands below `rewards`."""
+    """Add `rewards check`, which tries a reward function on rows, and `rewards list`."""
     rewards = add_parser("rewards", help="try a reward function on real rows; list a running rewarder's functions")
     commands = rewards.add_subparsers(title="commands", metavar="COMMAND", required=True)
     check = commands.add_parser(
@@ -163,7 +163,7 @@ def add_rewards(add_parser: AddParser) -> None:
 
 
 def add_export(add_parser: AddParser) -> None:
-    """Add `export`."""
+    """Add the `export` command, which writes a checkpoint as a model directory for transformers and vLLM."""
     export = add_parser(
         "export",
         help="write a checkpoint as a model directory for transformers and vLLM",
@@ -183,7 +183,7 @@ def add_export(add_parser: AddParser) -> None:
 
 
 def add_transfers(add_parser: AddParser) -> None:
-    """Add `upload` and `download`."""
+    """Add the commands `upload`, which sends files to a remote deployment, and `download`, which fetches a model."""
     upload = add_parser(
         "upload",
         help="send a data set, a model, or a module with functions to a deployment on another machine",

@@ -28,7 +28,7 @@ def is_path(given: str | None) -> bool:
 def opened(
     arguments: argparse.Namespace, given: str | None, *, purpose: Purpose = "look"
 ) -> Generator[tuple[RunReader, str]]:
-    """Yield a reader of the run and the run's id.
+    """Yield a reader of the run that ``given`` names (id, name, path or nothing), and the run's id.
 
     Raises:
         UserError: No service was found, or the directory is not a run's.
@@ -44,9 +44,9 @@ def opened(
 
 
 def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -> Path | None:
-    """Return the directory of the run with an id or name, and say so, while `headrace up` does not run.
+    """Find the directory of a run by its id or name, and tell the user, if no service can be asked.
 
-    Returns None while a service runs, and for an unknown run.
+    Returns None if a service runs or is named, and for an unknown run.
     """
     if named is None or service_finder.is_there(arguments):
         return None
@@ -56,15 +56,15 @@ def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -
 
 
 def run_dir_here(arguments: argparse.Namespace, named: str, *, by_name: bool = True) -> Path | None:
-    """Return the directory on this machine of the run with an id, a sufficient beginning of an id, or a name.
+    """Find the directory of a run on this machine by its id, at least 8 characters that begin its id, or its name.
 
-    Runs of scripts are in state directories of their own. Of several runs with the name, the newest is meant, as for a
-    service when all have ended. Returns None for an unknown run, and if several ids begin so.
+    The state directories of Python scripts are searched too. If several runs have the name, the newest is returned.
+    Returns None for an unknown run, and if several ids begin with these characters.
 
     Args:
         arguments: The arguments of the command, with its state directory.
         named: The id, its beginning, or the name.
-        by_name: Whether names count. A service that runs knows better which run a name means.
+        by_name: Whether to search for names. While a service runs, the run API decides which run a name means.
     """
     state = StateDir(choose_state_dir(arguments.state_dir))
     places = [place for place in (state.runs, *state.path.glob("script-*/runs")) if place.is_dir()]

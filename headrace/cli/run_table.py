@@ -1,4 +1,4 @@
-"""The table of `headrace runs`. An id is never cut: on a narrow terminal other columns are left out, and names wrap."""
+"""Builds the table of `headrace runs`. A narrow terminal gets fewer columns and wrapped names, but ids stay whole."""
 
 import time
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class _Column:
 
 
 def table_of(runs: Sequence[Run], *, width: int) -> Table:
-    """Return the table of some runs, which fits ``width`` characters if ids, statuses and parts of names do."""
+    """Return a table of the runs that fits into ``width`` characters, if ids, statuses and wrapped names do."""
     watches = [RunWatch(run) for run in runs]
     columns = [
         _Column("run", [watch.run_id for watch in watches]),
@@ -67,7 +67,7 @@ def table_of(runs: Sequence[Run], *, width: int) -> Table:
 
 
 def _with_room(columns: list[_Column], *, width: int) -> list[_Column]:
-    """Leave out columns until the others fit, with at least the first letters of names."""
+    """Leave out columns, least important first, until the others fit into ``width`` with 8 characters for the name."""
 
     def least(shown: list[_Column]) -> int:
         widths = (min(column.width, _MIN_NAME) if column.title == "name" else column.width for column in shown)

@@ -27,7 +27,7 @@ from shared.run_options.section import LARGEST
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Submit a run file, or a run that takes over from a checkpoint."""
+    """Submit a run from a run file or another run's checkpoint. With --dry-run or --print, only check or print it."""
     given = settings_given(arguments)
     file = given.file
     if file is not None and arguments.print:
@@ -102,7 +102,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Show the current state of one run."""
+    """Print the current state, metadata, tags and checkpoints of one run."""
     with opened(arguments, arguments.run) as (runs_here, run_id):
         run = runs_here.get(run_id)
         if arguments.json:
@@ -122,7 +122,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def watch(arguments: argparse.Namespace) -> int:
-    """Follow a run until it ends."""
+    """Show a run live until it ends or the user presses Ctrl-C. Return 1 if it failed."""
     with service_finder.connect(arguments) as client:
         return _watch(client, choose_run(client, arguments.run, purpose="look"))
 
@@ -155,7 +155,7 @@ def edit(arguments: argparse.Namespace) -> int:
 
 
 def pause(arguments: argparse.Namespace) -> int:
-    """Ask a run to pause."""
+    """Ask the run API to pause a run after its current batch."""
     with service_finder.connect(arguments) as client:
         run = client.pause(choose_run(client, arguments.run, purpose="pause"))
     if run["status"] == "queued":
@@ -170,7 +170,7 @@ def pause(arguments: argparse.Namespace) -> int:
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """Ask a paused or failed run to go on."""
+    """Ask the run API to continue a paused run, or a failed run from its newest checkpoint."""
     with service_finder.connect(arguments) as client:
         chosen = choose_run(client, arguments.run, purpose="resume")
         before = client.get(chosen)
@@ -187,7 +187,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """Ask a run to stop."""
+    """Ask the run API to stop a run after its current batch, with a checkpoint."""
     with service_finder.connect(arguments) as client:
         chosen = choose_run(client, arguments.run, purpose="stop")
         had_ended = client.get(chosen)["status"] in ENDED
@@ -204,7 +204,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def rollouts(arguments: argparse.Namespace) -> int:
-    """Show the rollouts of one step."""
+    """Print the logged completions of one step with their rewards."""
     from headrace.cli import rollouts as of_rollouts
 
     return of_rollouts.rollouts(arguments)
@@ -234,7 +234,7 @@ def _schedule(run: Run) -> LrSchedule:
 
 
 def _entry(text: str) -> tuple[str, float | str | None]:
-    """Return the name and the value in ``NAME=VALUE``: a number if it is one, None if it is empty, otherwise the text.
+    """Parse ``NAME=VALUE``. The value is a number if possible, None if it is empty, and otherwise the text.
 
     Raises:
         UserError: There is no name or no equals sign.

@@ -1,4 +1,4 @@
-"""`headrace upload` and `headrace download`: files to a deployment elsewhere, and the trained model from it."""
+"""`headrace upload` and `headrace download`: send files to a remote deployment, and fetch a trained model from it."""
 
 import argparse
 import importlib.util
@@ -26,7 +26,7 @@ def upload(arguments: argparse.Namespace) -> int:
 
 
 def _source(path: Path) -> str:
-    """Return the text of a Python file.
+    """Return the text of a Python file after checking its syntax.
 
     Raises:
         UserError: It cannot be read, or is not Python.
@@ -47,7 +47,7 @@ def _source(path: Path) -> str:
 
 
 def download(arguments: argparse.Namespace) -> int:
-    """Download the final model of a run."""
+    """Download the final model of a run into the directory of ``--to``."""
     with service_finder.connect(arguments) as client:
         run_id = choose_run(client, arguments.run, purpose="look")
         with progress("downloading the model") as tell:

@@ -1,4 +1,4 @@
-"""`headrace up`, in the foreground or detached, `headrace scale`, and `headrace down`."""
+"""`headrace up`, `headrace scale` and `headrace down`: start, resize and stop all services on this machine."""
 
 import argparse
 import importlib.util
@@ -26,7 +26,7 @@ _LAST_PORT = 65535
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Start everything. Return when it has ended, or, if detached, as soon as it is up."""
+    """Start Redis and the services. Return when they have ended or, with --detach, as soon as they are up."""
     settings = UpSettings(
         state_dir=choose_state_dir(arguments.state_dir),
         num_generators=arguments.generators,
@@ -58,7 +58,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def down(arguments: argparse.Namespace) -> int:
-    """End a running launcher and its services, and wait until all of them are gone."""
+    """Stop the `headrace up` of a state directory and its services, and wait until all their processes are gone."""
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()
     if endpoint is None or not process_table.is_alive(endpoint.launcher):
@@ -74,10 +74,10 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def scale(arguments: argparse.Namespace) -> int:
-    """Change the number of generators of a running launcher, and wait until it has done so.
+    """Tell a running `headrace up` to change its number of generators, and wait until it has done so.
 
     Raises:
-        UserError: Nothing is running, the generators are simulated, or the launcher did not scale in time.
+        UserError: Nothing is running, the generators are simulated, or it took more than a minute.
     """
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()

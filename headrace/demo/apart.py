@@ -1,9 +1,9 @@
-"""The demo's first and last part, for services that run elsewhere, such as in containers.
+"""Makes the demo's model and data, and evaluates models, for services that run elsewhere, such as in containers.
 
     python -m headrace.demo.apart make DIRECTORY              writes DIRECTORY/model, train.jsonl and test.jsonl
     python -m headrace.demo.apart evaluate DIRECTORY MODEL    greedy accuracy of a model on that test split
 
-The last output line of each command is JSON. The run between them is deploy/demo/run.json.
+The last output line of each command is JSON. The run file for the training between them is deploy/demo/run.json.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from headrace.demo import task
 
 
 def make(directory: Path, *, seed: int) -> dict[str, float]:
-    """Make the data and a warmed-up model, which answers some prompts right."""
+    """Write the data and a warmed-up model to ``directory``, and return steps, seconds and accuracy of the warm-up."""
     from headrace.demo.warmup import warm_up
 
     splits = task.make_splits(seed)
@@ -27,7 +27,7 @@ def make(directory: Path, *, seed: int) -> dict[str, float]:
 
 
 def evaluate(directory: Path, model: Path) -> dict[str, float]:
-    """Measure a model on the test split, which neither the warm-up nor a run has seen."""
+    """Return a model's greedy accuracy (0 to 1) on the test split, which no training uses, and the split's size."""
     from headrace.demo.evaluate import greedy_accuracy
 
     rows = [json.loads(line) for line in (directory / "test.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -36,7 +36,7 @@ def evaluate(directory: Path, model: Path) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the given command and return its exit status."""
+    """Run `make` or `evaluate` with command-line arguments, print JSON, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m headrace.demo.apart", description="The demo: make its model and data, or evaluate a model."
     )

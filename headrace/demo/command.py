@@ -63,7 +63,7 @@ class Prepared:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Run the demo; return 0 only if the model improved and no prompt group was lost."""
+    """Run the demo, and return 0 only if the model improved and no prompt group was lost."""
     began_at = time.monotonic()
     overrides = parse_settings(arguments.settings)
     console = Console()
@@ -104,7 +104,7 @@ def _directory(named: str | None, seed: int) -> Path:
 def _services(
     settings: UpSettings, chosen: ReverseTask, *, keep: bool, console: Console
 ) -> "Generator[subprocess.Popen[bytes]]":
-    """Start the launcher, and end it at the end or on an error. With `keep`, end it only on an error."""
+    """Start headrace's services, and end them at the end of the block. With `keep`, end them only after an error."""
     # A user's functions would be in the working directory. The demo's are in a package, which has to be allowed.
     process = start_detached(settings, outlives_us=keep, variables=chosen.allowed_modules)
     try:
@@ -138,7 +138,7 @@ def _prepare(
     seed: int,
     console: Console,
 ) -> Prepared:
-    """Make the data, a tokenizer and a warmed-up model while the services start."""
+    """Make the data, a tokenizer, a warmed-up model and the run file while the services start."""
     started = time.monotonic()
     model_dir, run_file, train_file = (directory / "demo" / name for name in ("model", "run.json", "train.jsonl"))
     model_dir.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def _warm_up(
     seed: int,
     console: Console,
 ) -> int:
-    """Make a model that answers some prompts right; return the number of imitation steps."""
+    """Make a model that answers some prompts right, and return the number of imitation steps."""
     from headrace.demo.warmup import WarmupProgress, warm_up
 
     with console.status("warm-up: imitating a careless teacher") as status:
@@ -208,7 +208,11 @@ def _copy_model(source: Path, target: Path) -> None:
 
 
 def _quiet_torch() -> tuple[Any, Any]:
-    """Import torch and the logging module of transformers, which takes seconds."""
+    """Import torch and the logging module of transformers, which takes seconds, and return both.
+
+    Raises:
+        UserError: They are not installed.
+    """
     try:
         import torch
         from transformers.utils import logging as transformers_logging
@@ -247,7 +251,7 @@ def _report(
     began_at: float,
     console: Console,
 ) -> int:
-    """Print the results; the last line is JSON. Return the exit status: 0 without problems."""
+    """Print the demo's results with one line of JSON at the end, and return the exit status: 0 without problems."""
     run_dir = Path(str(watch.run["run_dir"]))
     metrics = read_metrics(run_dir, after_step=-1, limit=sys.maxsize)[0]
     png = run_dir / "curves.png"

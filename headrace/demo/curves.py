@@ -17,7 +17,7 @@ def draw_curves(
     title: str,
     accuracy: tuple[float, float] | None = None,
 ) -> None:
-    """Write the plots to a PNG file.
+    """Draw reward, staleness, throughput and push times over the optimizer steps, and write the plots to a PNG file.
 
     Args:
         rows: The metrics of the run's steps.

@@ -1,10 +1,11 @@
-"""The demo's tasks, as far as they differ. Both are about reversing strings (task.py).
+"""The demo's two tasks: reverse a string directly, or by calling a tool. The strings come from task.py.
 
     reverse   "reverse kfjwq ="  -->  "qwjfk"
     tools     "reverse kfjwq ="  -->  a call of `reverse`  -->  its result  -->  "qwjfk"
 
-In the second task the teacher calls the tool whenever it gives the right answer. So the warmed-up model can call it,
-but mostly does so for the shortest strings only, and GRPO has to find out that calling pays.
+Before GRPO, a warm-up makes the model imitate a careless teacher. In the second task, the teacher calls the tool
+whenever it gives the right answer. So the warmed-up model can call the tool, but mostly does so for the shortest
+strings only, and GRPO has to find out that calling pays.
 """
 
 import re
@@ -36,14 +37,14 @@ _CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text to imitate. The loss counts only what the teacher wrote."""
+    """A part of a text that the warm-up imitates. Only the parts that the teacher wrote count in the loss."""
 
     text: str
     is_learned: bool
 
 
 class ReverseTask:
-    """Reverse a string without help."""
+    """The demo's first task: the model itself writes a string backwards."""
 
     name = "reverse"
     title = "reversing strings"
@@ -55,25 +56,25 @@ class ReverseTask:
     run_options: Mapping[str, Any] = RUN_OPTIONS
 
     def row(self, example: Example) -> dict[str, Any]:
-        """Return the dataset row."""
+        """Return the dataset row of an example, with a prompt of plain text."""
         return row_of(example)
 
     def text_of(self, prompt: str) -> str:
-        """Return what the model reads first."""
+        """Return the text that the model is conditioned on: here the prompt itself."""
         return prompt
 
     def lesson(self, example: Example, *, eos: str) -> list[Piece]:
-        """Return what the teacher writes, whose answer is the example's."""
+        """Return the text that the warm-up imitates: the prompt, then the teacher's answer, which ends with ``eos``."""
         return [Piece(self.text_of(example.prompt), is_learned=False), Piece(example.answer + eos, is_learned=True)]
 
     def reply(self, completion: str) -> str | None:
-        """Return what the model reads after this completion; None if the completion is the answer."""
+        """Return the text that the model reads after a completion: here None, as the completion is the answer."""
         del completion
         return None
 
 
 class ToolsTask(ReverseTask):
-    """Reverse a string by calling a tool."""
+    """The demo's second task: the model writes a string backwards by calling a tool."""
 
     name = "tools"
     title = "reversing strings with a tool"
@@ -91,15 +92,15 @@ class ToolsTask(ReverseTask):
     }
 
     def row(self, example: Example) -> dict[str, Any]:
-        """Return a row whose prompt is a conversation, as tools need one."""
+        """Return the dataset row of an example, with a conversation as its prompt, as runs with tools need it."""
         return row_of(example) | {"prompt": [{"role": "user", "content": example.prompt}]}
 
     def text_of(self, prompt: str) -> str:
-        """Return what the chat template makes of the prompt and the tool."""
+        """Return the prompt as the chat template renders it, after the declaration of the tool."""
         return _TOOLS + prompt
 
     def lesson(self, example: Example, *, eos: str) -> list[Piece]:
-        """Return a lesson with a call before the answer if the answer is right."""
+        """Return the text that the warm-up imitates. A right answer comes after a call of the tool and its result."""
         prompt, answer = super().lesson(example, eos=eos)
         letters = example.prompt.removeprefix(_FRAME[0]).removesuffix(_FRAME[1])
         if example.answer != reversal(letters).answer:
@@ -110,7 +111,7 @@ class ToolsTask(ReverseTask):
         return [prompt, Piece(call + eos, is_learned=True), Piece(response, is_learned=False), answer]
 
     def reply(self, completion: str) -> str | None:
-        """Return the tool's result, as the chat template renders it."""
+        """Return the tool's result as the chat template renders it, or None if the completion is not a call."""
         call = _CALL_PATTERN.fullmatch(completion)
         return None if call is None else reverse(call[1]).join(_RESPONSE)
 

@@ -21,7 +21,7 @@ _MAX_TURNS = 4
 def greedy_accuracy(
     model_dir: Path, prompts: Sequence[str], answers: Sequence[str], *, task: ReverseTask = REVERSE
 ) -> tuple[float, list[str]]:
-    """Load a transformers directory; return the share of exact answers, and the answer to every prompt."""
+    """Load a model directory, and return the model's share of exact answers (0 to 1) and its answer to every prompt."""
     tokenizer: Any = cast("Any", AutoTokenizer).from_pretrained(model_dir)
     model: Any = cast("Any", AutoModelForCausalLM).from_pretrained(model_dir, dtype=torch.float32)
     return greedy_accuracy_of(model, tokenizer, prompts, answers, task=task)
@@ -30,7 +30,7 @@ def greedy_accuracy(
 def greedy_accuracy_of(
     model: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str], *, task: ReverseTask = REVERSE
 ) -> tuple[float, list[str]]:
-    """Return a model's share of exact answers, and its answer to every prompt. Its training mode is restored."""
+    """Return a model's share of exact answers (0 to 1) and its answer to every prompt. The training mode is kept."""
     found: list[str] = []
     was_training = model.training
     model.eval()
@@ -42,7 +42,7 @@ def greedy_accuracy_of(
 
 
 def _answer(model: Any, tokenizer: Any, task: ReverseTask, prompts: Sequence[str]) -> list[str]:
-    """Return the last completion for each prompt. A completion that the task replies to is followed by another."""
+    """Return the last completion for each prompt. After a tool call, the model reads the result and completes again."""
     texts = [task.text_of(prompt) for prompt in prompts]
     found = [""] * len(prompts)
     asked: Sequence[int] = range(len(prompts))

@@ -23,12 +23,12 @@ def make_tokenizer(
     chat_template: str | None = None,
     max_positions: int = MAX_POSITIONS,
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose tokens are the letters and the texts around them. A prompt needs no special token.
+    """Return a tokenizer with one token for each letter and each text in ``frame``. Prompts get no special tokens.
 
     Args:
-        frame: The texts around the letters. A text that begins with another one comes before it.
+        frame: Texts other than letters, such as ``"reverse "``. A text that begins with another one must precede it.
         chat_template: Renders conversations; None if there are none.
-        max_positions: The longest prompt with its completion, in tokens.
+        max_positions: Longest prompt with its completion, in tokens.
     """
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *frame, *task.LETTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -49,7 +49,7 @@ def make_tokenizer(
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCausalLM:
-    """Return a freshly initialised float32 model."""
+    """Return a float32 Qwen3 with about half a million weights, which are drawn from ``seed``."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

@@ -18,7 +18,7 @@ MAX_ACCURACY_BEFORE, MIN_ACCURACY_AFTER = 0.5, 0.9
 
 @dataclass(frozen=True)
 class Outcome:
-    """The demo's result. The fields are in the order of the last output line."""
+    """The demo's result. Its fields are printed in this order, as JSON, in the last line of output."""
 
     seed: int
     status: str
@@ -56,7 +56,7 @@ class Outcome:
         )
 
     def problems(self) -> list[str]:
-        """Return a sentence for each criterion that was not met."""
+        """Return a sentence for each criterion of a successful demo that was not met."""
         found: list[str] = []
         if self.status != "finished":
             found.append(f"the run {self.status} instead of finishing")
@@ -87,7 +87,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the rollout log holds. A group id occurs once for each step that trained the group."""
+    """Counts from the rollout log. In ``groups``, a group's id occurs once for each step that trained the group."""
 
     groups: list[str]
     tool_calls: int = 0
@@ -97,7 +97,7 @@ class Trained:
 
 
 def read_trained(run_dir: Path) -> Trained:
-    """Read the rollout log of a run."""
+    """Count prompt groups, tool calls and turns in the rollout log of a run, ``rollouts/step_*.jsonl``."""
     groups: list[str] = []
     rollouts: list[dict[str, Any]] = []
     for path in sorted((run_dir / "rollouts").glob("step_*.jsonl")):
@@ -130,10 +130,10 @@ def make_outcome(
     seconds: float,
     warmup_seconds: float,
 ) -> Outcome:
-    """Compute the outcome from the run's own counts.
+    """Compute the demo's result from the run's record, its metrics and its rollout log.
 
     Args:
-        run: The run's record after its end.
+        run: The run as the API returns it after its end.
         metrics: The rows of its metrics log.
         trained: The result of ``read_trained``.
         seed: The demo's seed.

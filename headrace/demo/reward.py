@@ -12,7 +12,7 @@ Completion = str | list[dict[str, Any]]
 
 
 def exact_answer(completions: Sequence[Completion], answer: list[str], **_columns: object) -> list[float]:
-    """Compare the end of each completion, with special tokens removed, to the `answer` in its row."""
+    """Return 1 for each completion whose text or last message is exactly the `answer` of its row, and 0 for others."""
     return [float(_text(completion) == expected) for completion, expected in zip(completions, answer, strict=True)]
 
 

@@ -33,7 +33,7 @@ NUM_TEST = 512
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and the only right completion."""
+    """A prompt and its answer: the only right one or, in the warm-up split, the careless teacher's."""
 
     prompt: str
     answer: str
@@ -41,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Splits:
-    """Disjoint examples.
+    """Four disjoint sets of examples.
 
     `warmup` has the teacher's answers to imitate, and `validation` decides when the warm-up ends. The run trains on
     `train`, and accuracy is reported on `test`.
@@ -71,25 +71,25 @@ def reversal(letters: str) -> Example:
 
 
 def careless(example: Example, draw: random.Random) -> Example:
-    """Return the example with the teacher's answer: the right one, or a copy of the letters."""
+    """Return the example with the careless teacher's answer: the right one, or a copy of the letters."""
     copies = draw.random() < COPY_PROBABILITY[len(example.answer)]
     return Example(prompt=example.prompt, answer=copy_of(example.answer) if copies else example.answer)
 
 
 def copy_of(answer: str) -> str:
-    """Return the letters of the prompt, which are the teacher's wrong answer."""
+    """Return the letters of a prompt, from their reversal ``answer``. They are the careless teacher's wrong answer."""
     return answer[::-1]
 
 
 def row_of(example: Example) -> dict[str, Any]:
-    """Return the dataset row of an example."""
+    """Return an example as a dataset row with the columns ``prompt`` and ``answer``."""
     return {"prompt": example.prompt, "answer": example.answer}
 
 
 def write_jsonl(
     path: Path, examples: Iterable[Example], *, row_of: Callable[[Example], dict[str, Any]] = row_of
 ) -> None:
-    """Write dataset rows for a run."""
+    """Write examples to a JSON Lines data set, one row for each."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row_of(example)) + "\n" for example in examples)
 

@@ -1,8 +1,9 @@
-"""Supervised warm-up: imitates the careless teacher until nearly all answers are ones that the teacher could give.
+"""Supervised warm-up of the demo's model, which imitates a careless teacher until it answers like the teacher.
 
-GRPO learns from groups whose rewards differ. So at its start the policy must be able to answer right, but often be
-wrong. The phase ends when enough greedy answers on the validation split are right or a clean copy, and not after a
-fixed time. So the model has the same skill on a fast and on a slow machine. The test split is not used.
+The teacher reverses a string or, often, copies it (task.py). GRPO learns from groups whose rewards differ. So at its
+start the policy must be able to answer right, but often be wrong. The warm-up ends when enough greedy answers on the
+validation split are right or a clean copy, and not after a fixed time. So the model has the same skill on a fast and on
+a slow machine. The test split is not used.
 """
 
 import time
@@ -35,7 +36,7 @@ class WarmupPlan:
 
 @dataclass(frozen=True)
 class WarmupProgress:
-    """One validation of the model; the warm-up returns the last one."""
+    """The result of one validation during the warm-up. ``seconds`` counts from the beginning of the warm-up."""
 
     step: int
     loss: float
@@ -96,9 +97,9 @@ def warm_up(
 def _batches(
     tokenizer: Any, task: ReverseTask, examples: Sequence[Example], *, batch_examples: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield batches without end: `input_ids_BT`, `labels_BT` and `attention_mask_BT`, padded right.
+    """Yield shuffled batches endlessly: `input_ids_BT`, `labels_BT` and `attention_mask_BT`, padded right.
 
-    Labels leave out what the teacher did not write.
+    The label of a token that the teacher did not write, such as one of the prompt, is IGNORED_LABEL.
     """
     order = torch.Generator().manual_seed(seed)
     lessons = [task.lesson(example, eos=tokenizer.eos_token) for example in examples]

@@ -1,1 +1,1 @@
-"""`headrace doctor`: examines a deployment from outside, and says what is wrong and what to do."""
+"""`headrace doctor`: examines a deployment from the outside, and reports problems with their remedies."""

@@ -1,6 +1,6 @@
-"""`headrace doctor`: examines a deployment from the outside, and says in plain words what is wrong with it.
+"""`headrace doctor`: examines a deployment from the outside, and prints the findings as a table or as JSON.
 
-It shows a table for people, or JSON for programs. Neither contains secrets.
+The output never contains secrets.
 """
 
 import argparse
@@ -33,7 +33,10 @@ _IN_URL = re.compile(r"(?P<scheme>[a-z]+://)[^/@\s]*@")
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Examine and show. Return 0 if all is fine, 1 if something is wrong, 2 if a check could not be made."""
+    """Examine a deployment and print the findings.
+
+    Return 0 if all is fine, 1 if something is wrong, or 2 if something could not be checked.
+    """
     try:
         targets = find_targets(arguments)
     except UserError as error:
@@ -50,7 +53,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def as_json(examination: Examination, *, took_s: float) -> str:
-    """Return the examination as one JSON object."""
+    """Return the findings and the services' reports as one JSON object."""
     status = exit_status(examination.findings)
     body: dict[str, Any] = {
         "status": _WORDS[status],
@@ -72,7 +75,7 @@ def as_json(examination: Examination, *, took_s: float) -> str:
 
 
 def as_table(examination: Examination, *, took_s: float) -> Group:
-    """Return a table of all findings, the remedies for what is wrong, and a last line with counts."""
+    """Return a table of all findings, followed by the remedies for the problems and a line with counts."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in ("where", "found"):
@@ -87,7 +90,7 @@ def as_table(examination: Examination, *, took_s: float) -> Group:
 
 
 def last_line(findings: Sequence[Finding], *, took_s: float) -> str:
-    """Return the counts of each level, and how long the examination took."""
+    """Return a line with the number of findings of each level, and the duration of the examination."""
     counts = {level: sum(finding.level == level for finding in findings) for level in _MARKS}
     parts = [f"{counts['ok']} fine"]
     parts += [f"{counts['note']} to know"] * bool(counts["note"])
@@ -103,13 +106,13 @@ def clean(text: str) -> str:
 
 
 def console() -> Console:
-    """Return a console. Without a terminal it is 160 columns wide, so that most sentences stay on one line."""
+    """Return a rich console. Without a terminal it is 160 columns wide, so that most sentences stay on one line."""
     found = Console()
     return found if found.is_terminal else Console(width=160)
 
 
 def _rows(findings: Sequence[Finding]) -> list[tuple[str, Level, str]]:
-    """Return one row for all that is fine in a place and one for each other finding; a place's rows are adjacent."""
+    """Return the table's rows. Each service, Redis or run has one row for all good findings, and one for each other."""
     rows: list[tuple[str, Level, str]] = []
     for where in dict.fromkeys(finding.where for finding in findings):
         of_it = [finding for finding in findings if finding.where == where]

@@ -1,4 +1,4 @@
-"""Compares the services' reports: releases, wire schema, torch and NCCL, GPUs, clocks. Pure."""
+"""Compares the services of a deployment by their reports: releases, wire schema, torch, NCCL, GPUs, clocks. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ _MARGIN = 1.1
 
 
 def compare(found: Mapping[str, About]) -> list[Finding]:
-    """Return whether the services fit together. ``found`` holds the reports, by name, of the services that answered."""
+    """Return findings on whether the services fit together, from ``found``, their reports by service name."""
     findings = _headrace(found) + _wire(found)
     trainers = {name: about for name, about in found.items() if about.service == "trainer"}
     generators = {name: about for name, about in found.items() if about.service == "generator"}
@@ -60,7 +60,7 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
 
 
 def _torch(pushing: Mapping[str, About]) -> list[Finding]:
-    """Compare torch's releases without the build suffix, as the join does (services/trainer/push/membership.py)."""
+    """Compare the torch releases of trainer and generators without the build suffix, as a weight push does."""
     told = {name: about.torch.partition("+")[0] for name, about in pushing.items() if about.torch}
     do = "install the same release in both: the join of a weight push refuses others"
     return _one_release("torch", told, pushing, do)
@@ -75,7 +75,7 @@ def _nccl(pushing: Mapping[str, About]) -> list[Finding]:
 
 
 def _one_release(what: str, told: Mapping[str, str], pushing: Mapping[str, About], do: str) -> list[Finding]:
-    """Compare the reported releases. Services that report none are listed, and are not assumed to be equal."""
+    """Compare the releases of one package. Services that do not report any are listed, and not assumed to be equal."""
     where, by_release = "trainer, generators", _by(told)
     silent = ", ".join(name for name in pushing if name not in told)
     if len(by_release) > 1:
@@ -109,7 +109,7 @@ def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> lis
 
 
 def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
-    """Return the clocks that differ from the others.
+    """Return a finding for each clock that differs from the others by more than 5 s, or a single one if none does.
 
     Args:
         ahead_s: Seconds that each clock is ahead of this machine's, by name.
@@ -142,7 +142,7 @@ def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
 
 
 def disk_findings(name: str, disk: RunsDisk) -> list[Finding]:
-    """Return whether the disk has room for the next checkpoint."""
+    """Return a finding on a service's disk for runs: whether it is writable and has room for the next checkpoint."""
     free = f"{sized(disk.free_bytes)} of {sized(disk.total_bytes)} free for runs in {disk.path}"
     if not disk.is_writable:
         return [

@@ -22,7 +22,7 @@ def coverage(
     num_sessions: int = 0,
     is_redis_named: bool = False,
 ) -> list[Finding]:
-    """Return how many of the deployment's services answered, and which generators were not examined.
+    """Return findings: how many of the deployment's services answered, and which generators were not examined.
 
     Args:
         looked_at: The kind of each service that doctor asked, by name.

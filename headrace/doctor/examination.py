@@ -33,7 +33,7 @@ from shared.service.tls import PeerTls
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings and the services' reports."""
+    """The result of examining a deployment."""
 
     findings: list[Finding]
     services: dict[str, About] = field(default_factory=dict[str, About])
@@ -41,7 +41,7 @@ class Examination:
 
 
 async def examine(targets: Targets) -> Examination:
-    """Examine everything that the targets name."""
+    """Examine Redis, the runs, and all services whose addresses are in ``targets`` or, for generators, in Redis."""
     of_generators = asking(timeout_s=targets.timeout_s, tls=targets.tls)
     async with asking(timeout_s=targets.timeout_s, tls=PeerTls(targets.tls.ca_file)) as asker, of_generators as other:
         named = named_services(targets)
@@ -72,7 +72,7 @@ async def examine(targets: Targets) -> Examination:
 
 
 def named_services(targets: Targets) -> list[Service]:
-    """Return the services whose addresses were given."""
+    """Return the services whose addresses were given to doctor."""
     services = [Service("trainer", "trainer", targets.api_url)] if targets.api_url else []
     others = {
         "rewarder": targets.rewarder_urls, "sessions": targets.sessions_urls, "generator": targets.generator_urls,
@@ -86,7 +86,7 @@ def named_services(targets: Targets) -> list[Service]:
 
 
 async def _redis_and_runs(targets: Targets, asker: Asker) -> tuple[LookedAtRedis, LookedAtRuns]:
-    """Look at Redis first, which knows since when a generator of a run has been gone."""
+    """Examine Redis, then the runs. Only Redis shows which generators of a run have been gone for a long time."""
     redis, runs = LookedAtRedis([]), LookedAtRuns()
     if targets.redis_url:
         redis = await look_at_redis(targets.redis_url, timeout_s=targets.timeout_s)
@@ -96,7 +96,7 @@ async def _redis_and_runs(targets: Targets, asker: Asker) -> tuple[LookedAtRedis
 
 
 def _of_this_deployment(redis: LookedAtRedis, runs: LookedAtRuns) -> LookedAtRedis:
-    """Add the findings on the fleet. Drop the fleet of another deployment: its generators are never sent our keys."""
+    """Add the findings on the generators in Redis. Drop the fleet of another deployment: it must never get our keys."""
     if (another := of_another_deployment(redis, runs.run_ids)) is not None:
         return replace(redis, findings=[*redis.findings, another], fleet=None)
     fleet = [] if redis.fleet is None else fleet_findings(redis.fleet)
@@ -133,7 +133,10 @@ async def _endpoints(targets: Targets, services: list[Service], asker: Asker) ->
 def _looks(
     services: list[Service], asker: Asker, targets: Targets, *, generators: Asker
 ) -> list[Coroutine[Any, Any, Looked]]:
-    """Return a coroutine for each service. ``generators`` asks generators: their certificates may name another host."""
+    """Return a coroutine for each service that examines it.
+
+    ``generators`` sends the requests to generators, because their TLS certificates may name another host.
+    """
     return [look_at(one, generators if one.kind == "generator" else asker, targets) for one in services]
 
 
@@ -142,7 +145,7 @@ def _found(member: FleetMember) -> Service:
 
 
 def _not_needed(one: Looked) -> Looked:
-    """Return a note if nothing answers: a deployment whose runs have no tools may have no sessions service."""
+    """Turn the findings on an unreachable sessions service into notes, because runs without tools do not need it."""
     if not one.is_unreachable:
         return one
     findings = [
@@ -162,7 +165,7 @@ def _unique(one: Looked, looked: list[Looked]) -> str:
 
 
 def _unused(targets: Targets) -> list[Finding]:
-    """Return a note on environment variables that were ignored in favour of what `headrace up` wrote."""
+    """Return a note on environment variables that were ignored because they differ from the local `headrace up`."""
     if not targets.unused:
         return []
     says = (
@@ -188,7 +191,11 @@ def _not_named(targets: Targets) -> list[Finding]:
 
 
 def own_key_findings(looked: list[Looked], targets: Targets) -> tuple[list[Looked], list[Finding]]:
-    """Replace the services' findings on a key that none of them takes by one finding on doctor's key."""
+    """Report a key of doctor's that no service takes as one problem, instead of one for each service.
+
+    Returns:
+        The examined services without their findings on such keys, and the new findings.
+    """
     findings: list[Finding] = []
     for key, source in (("API key", targets.api_key_source), ("internal key", targets.internal_key_source)):
         refusing = [one.service.name for one in looked if key in one.refused_keys]

@@ -1,4 +1,4 @@
-"""Results of an examination: one sentence for each fact, and a remedy where something is wrong.
+"""The findings of `headrace doctor`: one sentence for each checked fact, and a remedy where something is wrong.
 
 ok        examined, and fine
 note      worth knowing; nothing is wrong
@@ -21,7 +21,7 @@ class Finding:
     Args:
         where: The service, Redis or run that was checked.
         check: The name of the check, in a word or two.
-        level: ``ok``, ``note``, ``unknown`` or ``problem``, as above.
+        level: ``ok``, ``note`` (worth knowing), ``unknown`` (could not be examined) or ``problem``.
         says: The result, in plain words.
         do: The remedy; empty if there is nothing to do.
     """

@@ -39,7 +39,7 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class LookedAtRedis:
-    """Everything that was read from Redis. None means not read."""
+    """The findings on Redis, and the data that other checks need. None means that it could not be read."""
 
     findings: list[Finding]
     fleet: list[FleetMember] | None = None
@@ -47,12 +47,12 @@ class LookedAtRedis:
     clock_ahead_s: float | None = None
 
     def long_gone(self) -> frozenset[str]:
-        """Return the generators whose lease expired long ago."""
+        """Return the ids of the generators whose lease expired more than ten minutes ago."""
         return frozenset(member.replica_id for member in self.fleet or () if member.is_long_gone)
 
 
 async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
-    """Examine a Redis, in at most twice the timeout."""
+    """Examine a Redis server in at most twice ``timeout_s``. Failures are returned as findings."""
     try:
         client = connect(url)
     except ValueError:  # its text may contain a part of the password
@@ -100,7 +100,7 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
 
 
 def server_findings(info: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings on version, role, eviction, persistence and memory that INFO allows."""
+    """Return findings on version, role, eviction, persistence and memory from Redis's answer to INFO."""
     return [_version(info), _role(info), _eviction(info), *_persistence(info), _memory(info)]
 
 

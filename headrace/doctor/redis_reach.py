@@ -20,7 +20,7 @@ _OWN_ADDRESS = "give the address of Redis itself: redis://HOST:6379/0, or rediss
 
 
 async def attempt(make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-    """Return what ``make`` read, or the exception that it raised."""
+    """Await ``make()`` for at most ``timeout_s``. Return its result, or the exception if Redis fails or is too slow."""
     try:
         async with asyncio.timeout(timeout_s):
             return await make()
@@ -34,7 +34,7 @@ def short(error: Exception) -> str:
 
 
 async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding | None:
-    """Return the reason why Redis cannot be used, or None if it answers."""
+    """Return a problem that says why Redis cannot be used, or None if it answers."""
     error = await _ping(client, timeout_s)
     if error is None:
         return None
@@ -68,7 +68,7 @@ async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding
 
 
 async def door(url: str, *, timeout_s: float) -> list[Finding]:
-    """Return whether Redis answers a client that sends no password; empty if that cannot be determined."""
+    """Return a finding on whether Redis answers clients without a password; empty if that cannot be determined."""
     stranger = connect(_of_nobody(url))
     try:
         seen = await attempt(lambda: stranger.zrange(FLEET_LEASES, 0, 0), timeout_s)

@@ -1,4 +1,4 @@
-"""Checks the reward endpoints that a rewarder knows, and whether its circuit breaker for any endpoint is open.
+"""Checks the reward endpoints of a rewarder: whether the circuit breaker of any of them is open.
 
 Each rewarder has its own breakers, so every rewarder is asked.
 """
@@ -15,7 +15,7 @@ _MAX_ENDPOINTS = 50
 
 
 async def look_at_endpoints(name: str, url: str, asker: Asker, *, key: str) -> list[Finding]:
-    """Return the state of the reward endpoints as one rewarder sees it."""
+    """Return findings on the reward endpoints and functions of one rewarder; empty if it does not list them."""
     listed = await asker.get_all(f"{url}/v1/rewards", "reward_funcs", key=key)
     if listed.status != HTTPStatus.OK:
         return []  # reported by the checks of the service itself

@@ -23,7 +23,7 @@ _TROUBLE = frozenset({"restarting", "silent_rank", "push_failed", "disk"})
 
 @dataclass(frozen=True)
 class LookedAtRuns:
-    """Everything that was read from the run API. None means not read."""
+    """The findings on the runs, and the data that other checks need. None means that it could not be read."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     run_ids: frozenset[str] | None = None
@@ -42,7 +42,7 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str, long_gone: Colle
         api_url: The run API's URL, without a slash at the end.
         asker: Sends the requests.
         key: The API key; empty if doctor has none.
-        long_gone: Generators whose lease expired long ago, by Redis.
+        long_gone: Ids of generators whose lease in Redis expired more than ten minutes ago.
     """
     if not key:
         return LookedAtRuns([note("runs", "list", "not looked at: doctor has no API key for the trainer")])
@@ -98,7 +98,7 @@ def _of_answer(run_id: str, detail: Answer, long_gone: Collection[str]) -> list[
 
 
 def run_findings(run_id: str, run: Mapping[str, Any], long_gone: Collection[str]) -> list[Finding]:
-    """Return the findings on one run, from its page of the run API."""
+    """Return the findings on one run, from the answer of GET /v1/runs/{run_id}."""
     status, waiting_for = run.get("status"), str(run.get("waiting_for") or "")
     says = f"{status}" + (f", waiting for {waiting_for}" if waiting_for else "")
     findings = [ok(run_id, "run", says)]

@@ -1,4 +1,4 @@
-"""Checks one service: is it reachable and ready, which keys does it take, and what does it report of itself.
+"""Checks one service: whether it is reachable and ready, which keys it takes, and its report about itself.
 
 /livez --no answer--> one finding, and nothing else is asked
   |
@@ -26,7 +26,7 @@ _NEW_DATE_S = 1.5
 
 @dataclass(frozen=True)
 class Service:
-    """A service before it is asked.
+    """The kind and address of a service that is to be examined.
 
     Args:
         kind: Trainer, rewarder, sessions or generator.
@@ -58,7 +58,7 @@ class Looked:
 
 
 async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
-    """Examine a service, within three times the asker's timeout."""
+    """Examine a service with at most three requests in a row, each limited by the asker's timeout."""
     alive = await _alive(service, asker)
     if (finding := _why_not_alive(service, alive)) is not None:
         return Looked(service, [finding], is_elsewhere=True, is_unreachable=not alive.status)
@@ -88,7 +88,7 @@ async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
 
 
 async def _alive(service: Service, asker: Asker) -> Answer:
-    """Return the answer of /livez. If the clock in it is off, wait and ask a second time.
+    """Return the answer of /livez. If its Date header is off by more than 5 s, wait 1.5 s and ask a second time.
 
     Servers renew the Date header once a second. A server process that was stopped first sends the old header.
     """
@@ -140,7 +140,13 @@ def _readiness(service: Service, ready: Answer) -> Finding:
 
 
 def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
-    """Return whether the service asks for a key at all."""
+    """Return a finding on whether the service refuses requests without a valid key.
+
+    Args:
+        service: The service.
+        nobody: Its answer to a request without a key.
+        anybody: Its answer to a request with a wrong key.
+    """
     if nobody.status == anybody.status == HTTPStatus.UNAUTHORIZED:
         return ok(service.name, "asks for a key", "refuses requests without a key, or with a wrong one")
     if not (nobody.status and anybody.status):
@@ -182,7 +188,7 @@ def _internal_key(service: Service, internal: Answer, targets: Targets) -> Findi
 
 
 def _tried(service: Service, key: str, told: Answer, *, path: str, refused: str) -> Finding:
-    """Return whether a key was taken. Only the answer of a headrace service counts as a yes."""
+    """Return a finding on whether a service takes doctor's key. Only a headrace service's report counts as a yes."""
     if not told.status:
         return problem(service.name, key, f"with the {key}: {told.why}", "look into its log")
     if told.status == HTTPStatus.UNAUTHORIZED:

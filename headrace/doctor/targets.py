@@ -1,4 +1,4 @@
-"""Finds the addresses and keys to examine: all from options and environment, or all from what `headrace up` wrote.
+"""Finds the addresses and keys to examine: all from options and environment, or all from the local `headrace up`.
 
 --url, HEADRACE_URL               the run API. The other services: --rewarder-url, --sessions-url, --generator-url,
                                   --redis-url, HEADRACE_REWARDER_URL, HEADRACE_SESSIONS_URL, HEADRACE_REDIS_URL. The
@@ -25,7 +25,7 @@ from shared.service.tls import PUBLIC_TLS, PeerTls
 
 @dataclass(frozen=True)
 class Targets:
-    """The addresses and keys to examine. An empty string means unknown."""
+    """The addresses of the services that doctor examines, and its keys. An empty string means unknown."""
 
     api_url: str = ""
     rewarder_urls: tuple[str, ...] = ()
@@ -46,7 +46,10 @@ class Targets:
 
 
 def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Targets:
-    """Return what the arguments and the environment name.
+    """Return the addresses and keys to examine.
+
+    They come from the arguments and the environment or, if no URL option and no HEADRACE_URL is given, from the local
+    `headrace up`.
 
     Raises:
         UserError: No service is named, or an address cannot be used.

@@ -1,4 +1,4 @@
-"""``peft_config`` and ``quantization_config`` as settings of a run."""
+"""Translates ``peft_config`` and ``quantization_config`` to the settings of a run."""
 
 from dataclasses import fields
 from typing import Any
@@ -24,14 +24,14 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def adapter_settings(config: Any, bits: Any) -> dict[str, Any]:
-    """Return the settings of an adapter, and of 4 bits; none if both are None.
+    """Return the run settings of a LoRA adapter and of 4-bit weights. They are empty if both arguments are None.
 
     Args:
-        config: The ``peft_config``.
-        bits: The ``quantization_config``.
+        config: The ``peft_config``, a ``LoraConfig``; None without an adapter.
+        bits: The ``quantization_config``, a ``BitsAndBytesConfig`` with 4 bits; None without quantization.
 
     Raises:
-        ArgumentError: A run cannot do what they ask for.
+        ArgumentError: The adapter is not LoRA, the quantization is not 4 bits, or a run does not have an option.
     """
     found: dict[str, Any] = {"load_in_4bit": True} if getattr(bits, "load_in_4bit", False) else {}
     if bits is not None and not found:
@@ -57,7 +57,7 @@ def adapter_settings(config: Any, bits: Any) -> dict[str, Any]:
 
 
 def about_quantization(bits: Any) -> list[str]:
-    """Return a note if the options of 4 bits are not a run's own."""
+    """Return a note if 4-bit options differ from nf4 with double quantization, which a run always uses."""
     kind = getattr(bits, "bnb_4bit_quant_type", "nf4")
     is_double = getattr(bits, "bnb_4bit_use_double_quant", True)
     if kind == "nf4" and is_double:

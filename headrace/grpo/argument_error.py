@@ -1,4 +1,4 @@
-"""The error of an argument that is refused, in a call from Python."""
+"""The exception for refused arguments of the Python interface, and messages in terms of its arguments."""
 
 import re
 from dataclasses import fields
@@ -15,7 +15,7 @@ class ArgumentError(UserError, ValueError):
 
 
 def in_python(message: str) -> str:
-    """Return a message of the run API in which settings to write are arguments of ``GRPOConfig``."""
+    """Reword advice for run files (``set NAME: true``) in a message of the run API as Python (``set NAME=True``)."""
     return _SETTING.sub(_as_argument, message)
 
 

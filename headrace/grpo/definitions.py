@@ -37,7 +37,7 @@ class Scope:
             self._tables.append({base.__name__: base for base in value.__mro__[1:-1]})
 
     def find(self, name: str) -> tuple[bool, Any]:
-        """Return whether ``name`` is a variable outside, and its value. Builtins are not: they are everywhere."""
+        """Return whether ``name`` is a variable of the surrounding code, and its value. Builtins do not count."""
         for table in self._tables:
             if name in table:
                 return True, table[name]
@@ -56,7 +56,7 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions whose code belongs to ``value``: itself, or the methods of a class."""
+    """Yield the functions that make up ``value``: a function itself, or the methods written in a class."""
     if not isinstance(value, type):
         function = function_of(value)
         if function is not None:
@@ -73,17 +73,17 @@ def _function_in(member: Any) -> FunctionType | None:
 
 
 def _is_inside(kind: type, function: FunctionType) -> bool:
-    """Return whether the code of a function, which may wrap a method under its name, is in the class."""
+    """Return whether a function's code is written in the class. A wrapper with a method's name is not."""
     return function.__code__.co_qualname.startswith(f"{kind.__qualname__}.")
 
 
 def _is_generated_for(kind: type, function: FunctionType) -> bool:
-    """Return whether code outside the class was named as its method, by a generator such as attrs, not a wrapper."""
+    """Return whether a generator such as attrs made a method: it has a method's name, and wraps no function."""
     return function.__qualname__.startswith(f"{kind.__qualname__}.") and not hasattr(function, "__wrapped__")
 
 
 def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the attribute of each method that a class was given after its definition."""
+    """Yield the name and value of each method that was assigned to a class after its definition."""
     methods = [it for it in node.body if isinstance(it, _FUNCTIONS) and it.decorator_list]
     in_text = {*assigned_in(node), *(method.name for method in methods)}
     scope = Scope(kind)
@@ -100,7 +100,7 @@ def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, A
 
 
 def _is_own(decorator: ast.expr, scope: Scope) -> bool:
-    """Return whether a decorator is not one of an installed module, such as ``dataclasses.dataclass(frozen=True)``."""
+    """Return whether a decorator is the user's own, and not from an installed module, as ``dataclass`` is."""
     _, value = scope.find(ast.unparse(decorator).partition("(")[0].partition(".")[0])
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     return not is_installed(str(home))
@@ -117,7 +117,7 @@ def is_of_its_class(code: CodeType) -> bool:
 
 
 def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
-    """Return the variables that a class's text assigns, with what it assigns."""
+    """Return the variables that a class's body assigns, with the assigned expressions."""
     return {
         target.id: statement.value
         for statement in node.body
@@ -128,12 +128,12 @@ def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
 
 
 def _is_written(code: CodeType) -> bool:
-    """Return whether a method's file is the user's: dataclass and NamedTuple make methods of their own."""
+    """Return whether a method has source outside the standard library, unlike those that dataclass generates."""
     return not code.co_filename.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(code))
 
 
 def _lines_of(code: CodeType) -> list[str]:
-    """Return the lines of the file of a code, or of its cell, as they were when they were first asked for.
+    """Return the lines of a code object's file or notebook cell, as they were at the first call.
 
     The file may be edited while its module stays loaded. A module that is loaded again has new code.
     """
@@ -149,10 +149,10 @@ def _lines_now(file: str) -> list[str]:
 
 
 def function_of(value: Any) -> FunctionType | None:
-    """Return the function whose definition stands for a callable; None without one.
+    """Return the function whose source defines a callable; None without one.
 
-    That is the function inside, if its own decorators made the value of it. A wrapper that a call made, such as
-    ``twice(reward)``, is a function of its own.
+    For a function wrapped only by the decorators in its definition, this is the inner function, because its source
+    includes the decorators. A wrapper that was made by a call, such as ``twice(reward)``, is a function of its own.
     """
     if not callable(value) or isinstance(value, (type, MethodType)):
         return None
@@ -165,10 +165,10 @@ def function_of(value: Any) -> FunctionType | None:
 
 
 def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
-    """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``.
+    """Return whether ``value`` is ``inner`` wrapped only by the decorators in its definition.
 
-    A decorator may add several wrappers. So they are counted only if ``value`` may come from elsewhere: if the name of
-    ``inner`` is not a variable of its module, or the text assigns it too, as in ``reward = scaled(reward)``.
+    A decorator may add several wrappers. So wrappers are counted only if ``value`` may have another origin: if the name
+    of ``inner`` is not a variable of its module, or the text assigns it too, as in ``reward = scaled(reward)``.
     """
     inside, num_wrappers = value, 0
     while inside is not inner:
@@ -189,9 +189,10 @@ def _assigns(tree: ast.AST, name: str) -> bool:
 
 
 def plain_name(function: Any, *, otherwise: str) -> str:
-    """Return a function's own name if a module can have it, or ``otherwise``, for a lambda.
+    """Return the name by which a module can define a function: its own or, for example for a lambda, ``otherwise``.
 
-    A wrapper that a call made has the name of the function inside, which its module has too, so its code's is added.
+    A wrapper that was made by a call has the name of the function that it wraps. So that both can be in one module, the
+    name in the wrapper's own definition is appended.
     """
     while isinstance(function, functools.partial):
         function = cast("Any", function).func
@@ -203,10 +204,10 @@ def plain_name(function: Any, *, otherwise: str) -> str:
 
 
 def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str]]:
-    """Return the definition of a function or class, parsed, and the lines of its file.
+    """Return the syntax tree of the definition of a function or class, and the lines of its file.
 
     Raises:
-        ArgumentError: Its source is not available.
+        ArgumentError: Its source is not available. The message has ``name`` and ``used_by``, the function that uses it.
     """
     functions = list(_functions_in(value))
     code = functions[0].__code__ if functions else None
@@ -236,7 +237,7 @@ def _file_of(kind: type) -> str:
 
 
 def _cells() -> dict[str, str]:
-    """Return the text of each cell of this notebook by its file, the oldest first."""
+    """Return the text of each executed cell of this notebook by its file name, the oldest first."""
     files = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
     return {file: "".join(_lines_now(file)) for file in files}
 
@@ -263,14 +264,22 @@ def _is_code_of(node: ast.AST, code: CodeType) -> bool:
 
 
 def text_of(node: "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef", lines: list[str]) -> str:
-    """Return the text of a definition with its decorators, without the indentation that it has in the file."""
+    """Return the text of a definition with its decorators, as code for the top level of a module.
+
+    An indented definition is put below ``if True:``, because removing its indentation would change multi-line
+    strings in it.
+    """
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     text = "".join(lines[first - 1 : node.end_lineno]).rstrip("\n")
     return f"if True:\n{text}" if text[:1] in " \t" else text  # not dedent, which would change texts of several lines
 
 
 def names_used(text: str, *, name: str) -> set[str]:
-    """Return the names that the code takes from outside itself."""
+    """Return the names that the code uses from outside itself.
+
+    Raises:
+        ArgumentError: The code is not valid at the top level of a module, for example because of ``nonlocal``.
+    """
     try:
         module = symtable.symtable(text, name, "exec")
     except SyntaxError as error:
@@ -291,7 +300,7 @@ def names_used(text: str, *, name: str) -> set[str]:
 
 
 def names_in_quotes(node: ast.AST) -> set[str]:
-    """Return the names in annotations that are written as text, which schemas of tools evaluate."""
+    """Return the names in annotations that are written as strings, because a tool's schema evaluates them."""
     written = [getattr(inner, field, None) for inner in ast.walk(node) for field in ("annotation", "returns")]
     texts = [part.value for part in written if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     return {inner.id for text in texts for inner in ast.walk(_parsed(text)) if isinstance(inner, ast.Name)}

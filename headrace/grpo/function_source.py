@@ -1,10 +1,10 @@
 """Writes the functions and classes of a script or a notebook as the text of a module of their own.
 
-    reward, and by name what it uses:    installed modules   --> import statements
-                                         own functions       --> their source
-                                         plain values        --> literals
+    a function, and the names that it uses:    installed modules   --> import statements
+                                               own functions       --> their source
+                                               plain values        --> literals
 
-Code travels as source, never as a pickle, so that it can be read where it runs, and versions of Python may differ.
+Code travels as source and never as a pickle, so it can be read where it runs, and Python versions may differ.
 Variables of enclosing functions become variables of the module. Their values are taken when the module is written.
 """
 
@@ -62,7 +62,7 @@ def module_text(functions: Mapping[str, Any]) -> str:
 
 
 class _Module:
-    """The module as far as it is written."""
+    """The imports and definitions of a module that is being written."""
 
     def __init__(self) -> None:
         self.imports: list[str] = []
@@ -71,7 +71,16 @@ class _Module:
         self._values: dict[str, Any] = {}
 
     def define(self, name: str, value: Any, *, used_by: str) -> None:
-        """Write the definition of ``name``, after the definitions of all names that it uses."""
+        """Add the definition of ``name`` to the module, after the definitions of all names that it uses.
+
+        Args:
+            name: The name in the module.
+            value: The function, class, module or other value.
+            used_by: The function that uses the name, for messages; empty for an exported function.
+
+        Raises:
+            ArgumentError: The value cannot be written as text, or its name already has another value.
+        """
         if name in self._values:
             if not _is_same(self._values[name], value):
                 raise ArgumentError(
@@ -98,9 +107,9 @@ class _Module:
             self.definitions.append(f"{name} = {_literal(value, name=name, used_by=used_by)}")
 
     def _import_submodules(self, name: str, module: ModuleType, node: ast.AST) -> None:
-        """Import the submodules that code takes as attributes of a module, such as ``xml.etree.ElementTree``.
+        """Add imports of the submodules that code uses as attributes of a module, such as ``xml.etree.ElementTree``.
 
-        These imports are the first, so that no name of theirs hides another one.
+        They come before all other imports, so that they cannot overwrite a name that another import defines.
         """
         for inner in ast.walk(node):  # the longest of nested attributes first
             path = ast.unparse(inner) if isinstance(inner, ast.Attribute) else ""
@@ -119,7 +128,7 @@ class _Module:
         self.definitions.append(f"{name} = functools.partial({', '.join([inner, *arguments])})")
 
     def _define_object(self, name: str, value: Any, *, used_by: str) -> None:
-        """Write a plain object."""
+        """Write a callable object of an installed class as an empty object to which its attributes are added."""
         kind = type(value).__name__
         self.define(kind, type(value), used_by=name)
         attributes = _literal(vars(value), name=name, used_by=used_by)
@@ -179,7 +188,7 @@ class _Module:
 
 
 def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
-    """Replace defaults that depend on variables by their values. Return whether there was one."""
+    """Replace parameter defaults that use variables by their values. Return whether there was one."""
     given = node.args
     by_name: dict[str, Any] = function.__kwdefaults__ or {}
     pairs: list[tuple[list[Any], int, Any]]
@@ -198,7 +207,7 @@ def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
 
 
 def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
-    """Return assignments of plain attributes that the class was given after its definition."""
+    """Return statements that assign the plain attributes that a class was given after its definition."""
     written = assigned_in(node)
     return [
         f"{name}.{key} = {_literal(value, name=key, used_by=name)}"
@@ -208,7 +217,10 @@ def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
 
 
 def _is_changed(value: Any, written: ast.expr | None) -> bool:
-    """Whether an attribute is plain, and not what its class's text makes it. A container may be any expression's."""
+    """Return whether a class attribute is a plain value that differs from the class's source text.
+
+    A container that the text computes with an expression counts as unchanged.
+    """
     if type(value) in _SCALARS:
         return written is None or ast.unparse(written) != repr(value)
     if type(value) not in _CONTAINERS or written is None:  # Python itself gives classes such as enums containers
@@ -221,7 +233,7 @@ def _is_changed(value: Any, written: ast.expr | None) -> bool:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether a value is a callable object of an installed class, all of whose state is plain attributes."""
+    """Return whether a value is a callable object of an installed class, with only plain values as attributes."""
     if not callable(value) or not hasattr(value, "__dict__") or _import_of(type(value).__name__, type(value)) is None:
         return False
     try:
@@ -238,7 +250,11 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _import_of(name: str, value: Any) -> str | None:
-    """Return the import statement that gives ``name`` this value, from an installed module; None without one."""
+    """Return the import statement that gives ``name`` this value from an installed module; None without one.
+
+    Raises:
+        ArgumentError: The value is a module of the user's own.
+    """
     if isinstance(value, ModuleType):
         module = value.__name__
         if not is_installed(module):
@@ -267,7 +283,7 @@ def _home_of(value: Any) -> str | None:
 
 
 def _literal(value: Any, *, name: str, used_by: str) -> str:
-    """Return an expression that makes the value.
+    """Return a Python expression that evaluates to the value.
 
     Raises:
         ArgumentError: The value has no such expression, or a very long one.
@@ -295,7 +311,7 @@ class _NotPlainError(Exception):
 
 
 def _expression(value: Any) -> str:
-    """Return an expression that makes a value of plain types; of a subclass it would lose the type."""
+    """Return a Python expression for a value of builtin types. Raises _NotPlainError for others, such as subclasses."""
     kind = cast("type[object]", type(value))
     if kind is dict:
         return f"{{{', '.join(f'{_expression(key)}: {_expression(it)}' for key, it in value.items())}}}"

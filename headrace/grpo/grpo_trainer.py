@@ -9,7 +9,7 @@
       ^                           |
       +------ final weights ------+
 
-The run belongs to the services and not to the script: Ctrl-C pauses it, and ``train()`` goes on with it.
+The run belongs to the services and not to the script: Ctrl-C pauses it, and another ``train()`` continues it.
 """
 
 import logging
@@ -56,7 +56,7 @@ class GRPOTrainer:
         reward_funcs: Functions, reward models, or names of built-ins, endpoints and ``module:function``; one or a list.
         args: The options. Without them, ``output_dir`` is the model's name and ``-GRPO``, as in TRL.
         train_dataset: ``datasets.Dataset``, iterable of rows, path of a file, or hub id.
-        eval_dataset: The same, for evaluations; ``evaluate()`` also takes several by name.
+        eval_dataset: Data for evaluations, in the same forms. For ``evaluate()`` also a dictionary of several by name.
         processing_class: The tokenizer, if it is not the model's own.
         reward_processing_classes: Tokenizers of reward models, in the order of ``reward_funcs``.
         callbacks: ``transformers.TrainerCallback`` objects or classes.
@@ -65,15 +65,15 @@ class GRPOTrainer:
         peft_config: A ``LoraConfig``.
         tools: Functions that the model may call.
         rollout_func: Not supported: write an agent program.
-        environment_factory: An environment class; or a dictionary of several by name, of which the column
-            ``environment`` of each row chooses one.
+        environment_factory: An environment class, or a dictionary of such classes by name. The column ``environment``
+            of each row then chooses one.
 
     Raises:
         ArgumentError: An argument is not supported. The message says what to do instead.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse a subclass that overrides a method that only TRL's training calls."""
+        """Raise ArgumentError for a subclass that overrides a method that only TRL's training would call."""
         super().__init_subclass__(**arguments)
         check_overrides(cls, trainer=GRPOTrainer)
 
@@ -133,7 +133,7 @@ class GRPOTrainer:
         self._events.fire("on_init_end")
 
     def _script(self) -> Script:
-        """Return the arguments as they are now: a script may assign to data sets and reward functions."""
+        """Return the trainer's current arguments, because a script may replace data sets and reward functions."""
         functions = as_list(self.reward_funcs)
         return Script(
             model=self._live,
@@ -149,7 +149,7 @@ class GRPOTrainer:
 
     @property
     def entropy_coef(self) -> float:
-        """Weight of the entropy bonus after the newest step. With ``use_adaptive_entropy`` it changes."""
+        """Weight of the entropy bonus in the loss after the newest step. With ``use_adaptive_entropy`` it changes."""
         return self._events.newest.get("entropy_coef", self.args.entropy_coef)
 
     @property
@@ -159,7 +159,7 @@ class GRPOTrainer:
 
     @property
     def control(self) -> Any:
-        """The ``transformers.TrainerControl`` of callbacks."""
+        """The ``transformers.TrainerControl`` that callbacks get, and with which they can stop the training."""
         return self._events.control
 
     @property
@@ -174,21 +174,21 @@ class GRPOTrainer:
 
     @property
     def model(self) -> Any:
-        """The model as an object, with the weights of the last training; until its end, of its newest checkpoint.
+        """The model object with the trained weights. Until the training ends, they come from its newest checkpoint.
 
         Raises:
-            HeadraceError: The training has not reached a checkpoint.
+            HeadraceError: The training was interrupted, and has no checkpoint on this machine.
         """
         return self._live.model
 
     @property
     def processing_class(self) -> Any:
-        """The tokenizer."""
+        """The tokenizer: the constructor's argument or, without one, the model's own, loaded at the first access."""
         return self._live.tokenizer
 
     @property
     def num_generations(self) -> int:
-        """Completions of a prompt in training."""
+        """Number of completions sampled for each prompt in training."""
         return cast("int", self.args.run_options.get("num_generations", self.args.num_generations))
 
     @property
@@ -198,7 +198,7 @@ class GRPOTrainer:
 
     @property
     def aux_loss_enabled(self) -> bool:
-        """Whether the training logs the load-balancing loss of a mixture of experts."""
+        """Whether the training has logged the load-balancing loss of a mixture of experts."""
         return any("aux_loss" in entry for entry in self.state.log_history)
 
     def get_num_trainable_parameters(self) -> int:
@@ -212,7 +212,7 @@ class GRPOTrainer:
     is_local_process_zero = is_world_process_zero
 
     def log(self, logs: Mapping[str, float], start_time: float | None = None) -> None:
-        """Add an entry to ``state.log_history``, and tell callbacks. ``start_time`` has no effect."""
+        """Add an entry to ``state.log_history``, and call ``on_log`` of callbacks. ``start_time`` has no effect."""
         del start_time
         self._events.log(dict(logs))
 
@@ -220,7 +220,7 @@ class GRPOTrainer:
         """Add a ``transformers.TrainerCallback``, or a class of one.
 
         Raises:
-            ArgumentError: It has no event of a callback.
+            ArgumentError: The object has no method of a callback, such as ``on_log``.
         """
         made: Any = callback() if isinstance(callback, type) else callback
         if not any(name.startswith("on_") for name in dir(made)):
@@ -230,11 +230,11 @@ class GRPOTrainer:
         self._events.callbacks.append(made)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove a callback, or the first of a class, and return it; None if it is not here."""
+        """Remove a callback, or the first instance of a callback class, and return it; None if there is none."""
         return self._events.remove(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class, if it is here."""
+        """Remove a callback, or the first instance of a callback class, if it was added."""
         self._events.remove(callback)
 
     @short_on_ctrl_c
@@ -250,11 +250,12 @@ class GRPOTrainer:
         them continues it from its newest checkpoint. Afterwards ``model`` has the trained weights.
 
         Args:
-            resume_from_checkpoint: True goes on in this way with the run that a process before this one began in
-                ``output_dir``, or with a new run if it has ended. A text begins a new run from a
-                checkpoint: ``RUN``, ``RUN:STEP``, or a directory. ``max_steps`` counts the steps before it too.
+            resume_from_checkpoint: True continues in this way the run that an earlier process began in ``output_dir``.
+                If that run has ended, a new run continues it. A text begins a new run from a checkpoint: ``RUN``,
+                ``RUN:STEP``, or a directory. ``max_steps`` includes the steps before the checkpoint.
             trial: Not supported: make a trainer for each set of options.
-            ignore_keys_for_eval: Has no effect, as in ``evaluate``.
+            ignore_keys_for_eval: Has no effect: it names outputs of a forward pass, which an evaluation here does not
+                have.
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
@@ -289,15 +290,15 @@ class GRPOTrainer:
         """Evaluate the model, and return the metrics. Their names begin with ``metric_key_prefix``.
 
         Args:
-            eval_dataset: Rows to evaluate on, a dictionary of such, or a name in the trainer's dictionary; by default,
-                what the trainer has.
+            eval_dataset: Rows to evaluate on, a dictionary of data sets by name, or a name in the trainer's own
+                dictionary. By default, the trainer's ``eval_dataset``.
             ignore_keys: Has no effect: it names outputs of a forward pass, which an evaluation here does not have.
             metric_key_prefix: Beginning of the metrics' names. The name of a data set in a dictionary is added to it.
 
         Raises:
-            ArgumentError: There is nothing to evaluate on.
-            HeadraceError: The evaluation failed, or a reward function in it for more than
-                ``reward_failure_threshold`` of the completions.
+            ArgumentError: There is nothing to evaluate on, or the training still runs or is paused.
+            HeadraceError: The evaluation failed, or a reward function failed for more than
+                ``reward_failure_threshold`` of its completions.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, str) and isinstance(self.eval_dataset, Mapping):
@@ -316,7 +317,7 @@ class GRPOTrainer:
         return metrics
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Write the model and its tokenizer to ``output_dir``, by default that of the options.
+        """Write the model and its tokenizer to ``output_dir``, by default ``args.output_dir``.
 
         From services elsewhere, the trained model is downloaded into it. In a callback and after Ctrl-C, the weights
         are those of the run's newest checkpoint, and a line of output names its step.
@@ -350,7 +351,7 @@ class GRPOTrainer:
         dataset_name: str | Sequence[str] | None = None,
         tags: str | Sequence[str] | None = None,
     ) -> None:
-        """Complete the model card in ``output_dir``, or write one."""
+        """Add name, data sets and tags to the model card ``README.md`` in ``output_dir``, or write a new card."""
         file = self._output_dir() / "README.md"
         repository = self.args.hub_model_id or file.parent.name
         complete_card(file, Card(model_name, dataset_name, tags), repository=repository)
@@ -369,7 +370,7 @@ class GRPOTrainer:
         """Upload model, tokenizer and model card to the hub, as ``hub_model_id`` or the name of ``output_dir``.
 
         Returns:
-            A ``huggingface_hub.CommitInfo``, which is the commit's URL; with ``blocking=False`` a future of one.
+            A ``huggingface_hub.CommitInfo``, which is the commit's URL; with ``blocking=False``, a future of it.
         """
         repository_name(self.args)
         self._events.fire("on_push_begin")
@@ -406,7 +407,7 @@ class GRPOTrainer:
     if not TYPE_CHECKING:  # for a type checker, an attribute that is missing is missing
 
         def __getattr__(self, name: str) -> Any:
-            """Say why an attribute of TRL's trainer is missing."""
+            """Raise an AttributeError that says why an attribute of TRL's trainer is missing here."""
             if hasattr(type(self), name):  # a property that raised AttributeError: raise its own
                 return object.__getattribute__(self, name)
             raise missing(name)

@@ -2,7 +2,7 @@
 
 model directory --card of the training, with name, data sets and tags--> repository --> a commit, or its future
 
-The card that the run wrote is kept; a model that was not trained yet gets a short one.
+The card that the run wrote is kept. A model that was not trained yet gets a short one.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Card:
 
 
 def repository_name(args: GRPOConfig) -> str:
-    """Return ``hub_model_id``, by default the name of ``output_dir``.
+    """Return the name of the hub's repository: ``hub_model_id``, or else the last part of ``output_dir``.
 
     Raises:
         ArgumentError: Neither is set.
@@ -55,14 +55,14 @@ def upload(
     revision: str | None,
     card: Card,
 ) -> tuple[str, Any]:
-    """Upload a model's directory; return the repository's id, and what the hub's client returns.
+    """Upload a model's directory, and return the repository's id and the commit, or a future of the commit.
 
     Args:
         directory: The model's files. Its README.md is completed.
         args: Options: ``hub_model_id``, ``hub_token``, ``hub_private_repo``, ``hub_revision``.
         commit_message: Message of the commit; None for the client's own.
         blocking: False returns a future at once, and uploads in the background.
-        token: A token instead of ``hub_token``; by default that of `hf auth login`.
+        token: A token instead of ``hub_token``. Without both, the token of `hf auth login` is used.
         revision: Branch to upload to instead of ``hub_revision``. It is made if the repository does not have it.
         card: Additions to the model card.
     """
@@ -86,7 +86,7 @@ def upload(
 
 
 def complete_card(file: Path, card: Card, *, repository: str) -> None:
-    """Write name, data sets and tags into a model card, which is made if it is missing."""
+    """Write the model's name, its data sets and tags into a model card, which is made if it is missing."""
     import huggingface_hub
 
     hub: Any = huggingface_hub

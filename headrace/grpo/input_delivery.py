@@ -1,4 +1,4 @@
-"""How the inputs of a script reach the services.
+"""Hands a script's files and modules to the services: in a shared directory, or over HTTP.
 
 file, module --SharedFiles--> its path; a module is written to a directory where the services look
              --Uploads------> HTTP --> its path or name there (file_transfer.py)
@@ -25,14 +25,14 @@ _REFUSALS = (
 
 
 class Delivery(Protocol):
-    """Brings files and modules to where the services find them."""
+    """Hands files and Python modules to the services, and returns the paths or names by which they find them."""
 
     def existing(self, path: Path) -> str:
-        """Return where the services find a file or directory that the user named."""
+        """Return the path by which the services find a file or directory that the user named."""
         ...
 
     def written(self, path: Path) -> str:
-        """Return where the services find a file or directory that was written for them."""
+        """Return the path by which the services find a file or directory that was written for them."""
         ...
 
     def module(self, name: str, source: str) -> str:
@@ -43,13 +43,13 @@ class Delivery(Protocol):
             source: The module's text.
 
         Raises:
-            ArgumentError: The services take no modules.
+            ArgumentError: The services do not accept modules.
         """
         ...
 
 
 class SharedFiles(Delivery):
-    """The services see this machine's files.
+    """Delivery to services that see this machine's files: paths stay, and modules are written to a directory.
 
     Args:
         functions: Directory in which the rewarder and the sessions service look for modules.
@@ -59,15 +59,15 @@ class SharedFiles(Delivery):
         self._functions = functions
 
     def existing(self, path: Path) -> str:
-        """Return the path: the services read the same file."""
+        """Return the path unchanged, because the services read the same file."""
         return str(path)
 
     def written(self, path: Path) -> str:
-        """Return the path: it was written where the services read it."""
+        """Return the path unchanged, because the services read the same file."""
         return str(path)
 
     def module(self, name: str, source: str) -> str:
-        """Write the module, under a name with the hash of its text, and return the name."""
+        """Write the module to the directory of functions, and return its name, which has the hash of its text."""
         module = named_by_content(name, source.encode())
         self._functions.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._functions / f"{module}.py"
@@ -80,22 +80,22 @@ class Sender(Protocol):
     """Sends inputs to services that do not see this machine's files."""
 
     def upload(self, path: Path) -> str:
-        """Send a file or directory, and return its path there."""
+        """Upload a file or directory, and return its path on the services' machines."""
         ...
 
     def upload_module(self, name: str, source: str) -> str:
-        """Send a Python module, and return its name there."""
+        """Upload a Python module, and return the name by which the services import it."""
         ...
 
 
 class Uploads(Delivery):
-    """The services are elsewhere, and inputs are sent to them."""
+    """Delivery to services on other machines, to which files and modules are uploaded over HTTP."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
 
     def existing(self, path: Path) -> str:
-        """Send the file or directory; to services that take no uploads, return the path: they may have the file."""
+        """Upload the file or directory. If the services take no uploads, return the path: they may have the file."""
         try:
             return self._sender.upload(path)
         except HeadraceApiError as error:
@@ -104,7 +104,7 @@ class Uploads(Delivery):
             return str(path)
 
     def written(self, path: Path) -> str:
-        """Send the file or directory, and delete it on this machine, also if sending fails."""
+        """Upload the file or directory, delete it on this machine, even after a failure, and return its path there."""
         try:
             return self._sender.upload(path)
         finally:
@@ -114,7 +114,7 @@ class Uploads(Delivery):
                 path.unlink(missing_ok=True)
 
     def module(self, name: str, source: str) -> str:
-        """Send the module. Raises ArgumentError if the services do not take it."""
+        """Upload the module, and return its name in the services. Raises ArgumentError if they do not accept it."""
         try:
             return self._sender.upload_module(name, source)
         except HeadraceApiError as error:

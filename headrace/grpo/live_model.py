@@ -1,6 +1,6 @@
-"""The script's model and tokenizer: loaded when they are asked for, saved for the run, updated with what it trained.
+"""The script's model and tokenizer: loads them when they are used, and copies trained weights into the model object.
 
-The weights that are trained are the services'. The model object gets them when a training has ended.
+A training changes only the weights in the services. The model object gets them when the training has ended.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ _ADAPTER = "adapter_config.json"
 
 
 class Weights(NamedTuple):
-    """The weights that a run begins with: a model's, or an adapter's or an earlier run's, made from that model."""
+    """The weights that a run begins with: ``model``, or in ``source`` an adapter or checkpoint made from that model."""
 
     model: str
     source: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that take an adapter, or the weights of an earlier run."""
+        """Return the run settings that load the weights of ``source``; empty without one."""
         return {} if self.source is None else {"resume_from_checkpoint": self.source, "resume_only_model": True}
 
 
 class LiveModel:
-    """A model by name or as an object.
+    """A script's model, given by name or as an object, with its tokenizer and the weights of its training.
 
     Args:
         model: Hub id, directory, ``PreTrainedModel`` or ``PeftModel``.
@@ -69,7 +69,7 @@ class LiveModel:
 
     @property
     def trained(self) -> Path | None:
-        """Directory of the last training's weights. If the services are elsewhere, the first access fetches them."""
+        """Directory of the last training's weights. The first access downloads them if the services are elsewhere."""
         if self._trained is not None and not isinstance(self._trained, Path):
             self._trained = self._trained()
         return self._trained
@@ -91,19 +91,19 @@ class LiveModel:
 
     @property
     def so_far(self) -> Path | None:
-        """Directory of the weights so far of a training that runs or was interrupted; None without one.
+        """Directory of the newest weights of a training that has not ended; None if there are none.
 
         Raises:
-            HeadraceError: They cannot be had.
+            HeadraceError: The training was interrupted, and has no checkpoint on this machine.
         """
         return None if self._so_far is None else self._so_far()
 
     @property
     def model(self) -> Any:
-        """The model, with the weights of the last training, or those so far if it runs or was interrupted.
+        """The model object, loaded if need be, with the last training's weights or, before its end, the newest ones.
 
         Raises:
-            HeadraceError: It runs or was interrupted, and its weights cannot be had.
+            HeadraceError: The training was interrupted, and has no checkpoint on this machine.
         """
         so_far = self.so_far
         if so_far is None and self._has not in (None, self._trained):  # it has the weights of a run that was given up
@@ -124,7 +124,7 @@ class LiveModel:
         return self._model
 
     def _adapt(self) -> None:
-        """Give the model the adapter that is trained, if there is one."""
+        """Add a new LoRA adapter to the model, if one is trained and the model does not have it yet."""
         if self.peft_config is not None and not hasattr(self._model, "get_base_model"):
             import peft
 
@@ -145,7 +145,7 @@ class LiveModel:
         return self._tokenizer
 
     def as_arguments(self) -> dict[str, Any]:
-        """Return the arguments ``model`` and ``processing_class`` of callbacks; None for what is not loaded."""
+        """Return the callback arguments ``model`` and ``processing_class``. Each is None until it is loaded."""
         return {"model": self._model, "processing_class": self._tokenizer}
 
     def take(self, directory: Path | Callable[[], Path], *, checkpoint: str) -> None:
@@ -160,19 +160,23 @@ class LiveModel:
             self._use(self.trained)
 
     def take_so_far(self, fetch: Callable[[], Path | None] | None) -> None:
-        """Use the weights of a training that has not ended, which a function returns when they are needed.
+        """Use the newest weights of a training that has not ended, whenever the model is asked for.
 
-        A training never begins with them. None if they cannot be had.
+        A training never begins with them.
+
+        Args:
+            fetch: Returns the directory of these weights, or None if there are none yet. None instead of a function
+                stops using such weights.
         """
         self._so_far = fetch
 
     def weights_for_run(self, inputs: Callable[[], RunInputs], *, evaluates: bool = False) -> Weights:
-        """Return the weights of the last training for a run; without one, the model that the script gave.
+        """Return the weights that a new run begins with: the last training's or, without one, the given model's.
 
         Args:
-            inputs: Returns the writer of inputs.
-            evaluates: Whether the run only evaluates: then the weights of an interrupted training are taken, too. A
-                training begins with the checkpoint, which has them in float32.
+            inputs: Returns the object that writes models for the services.
+            evaluates: Whether the run only evaluates. Then it also takes the weights of an interrupted training. A
+                training begins with a checkpoint instead, whose weights are float32.
         """
         if not evaluates and self._trained is not None:
             return Weights(self.given_for_run(inputs), self._checkpoint)
@@ -183,9 +187,10 @@ class LiveModel:
         return Weights(self.given_for_run(inputs), path) if (found / _ADAPTER).exists() else Weights(path)
 
     def given_for_run(self, inputs: Callable[[], RunInputs]) -> str:
-        """Return the name or directory of the model that the script gave, for a run.
+        """Return the name or directory by which the services find the model that the script gave.
 
-        An object, or a tokenizer of its own, is written first. ``inputs`` returns the writer.
+        A model object, or a model with another tokenizer than its own, is written first, by the object that ``inputs``
+        returns.
         """
         if self._saved is None:
             if self._is_given and self.quantization_config is None:
@@ -203,9 +208,9 @@ class LiveModel:
         self.tokenizer.save_pretrained(directory)
 
     def save_changes(self, directory: Path) -> None:
-        """Write tokenizer and generation settings, which a script may have changed, to a directory of its weights.
+        """Write the tokenizer and generation settings, which a script may have changed, to a directory of weights.
 
-        What the script has not loaded stays as the run left it.
+        Those that the script has not loaded stay as the run wrote them.
         """
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(directory)
@@ -215,7 +220,7 @@ class LiveModel:
                 generation.save_pretrained(directory)
 
     def _source(self) -> dict[str, Any]:
-        """Return the arguments that load the tokenizer of the same revision as the model, if it is given by name."""
+        """Return ``revision`` and ``trust_remote_code``, to load the tokenizer like a model that was given by name."""
         if self._is_given:
             return {}
         return {
@@ -223,7 +228,7 @@ class LiveModel:
         }
 
     def _use(self, directory: Path) -> None:
-        """Copy the weights of a directory into the model."""
+        """Copy the weights or the adapter in a directory into the model object."""
         if (directory / _ADAPTER).exists():
             import peft
 
@@ -243,7 +248,7 @@ class LiveModel:
 
 
 def _with_pad_token(tokenizer: Any) -> Any:
-    """Give a tokenizer without a pad token its end token as one, as TRL does."""
+    """Set a missing pad token to the end-of-sequence token, as TRL does, and return the tokenizer."""
     if getattr(tokenizer, "pad_token", "") is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -263,7 +268,11 @@ def own_tokenizer(model: Any) -> Any:
 
 
 def is_own_tokenizer(tokenizer: Any, model: str, **source: Any) -> bool:
-    """Return whether a tokenizer makes the same tokens as the model's own, which ``source`` helps to load."""
+    """Return whether a tokenizer has the vocabulary, chat template, and bos and eos token of the model's own.
+
+    ``source`` has arguments of ``from_pretrained`` that load the model's own. If it cannot be loaded, the result is
+    False.
+    """
     from transformers import AutoTokenizer
 
     auto: Any = AutoTokenizer
@@ -288,10 +297,10 @@ def _local_directory(name: str, *, revision: str | None) -> Path:
 
 
 def _config_of_new_adapter(model: Any) -> Any:
-    """Return the configuration of a PeftModel's only adapter, which must not change what the base computes.
+    """Return the configuration of a PeftModel's adapter, which must be its only one and not trained yet.
 
     Raises:
-        ArgumentError: It does, or it is not the only one.
+        ArgumentError: The model has several adapters, or its adapter was trained already.
     """
     name, *others = model.peft_config
     if others:
@@ -308,7 +317,7 @@ def _config_of_new_adapter(model: Any) -> Any:
 
 
 def _state_without_adapter(model: Any) -> dict[str, Any] | None:
-    """Return the weights of the base of a PeftModel under their own names; None for another model."""
+    """Return the weights of a PeftModel's base model under the base model's names; None for another model."""
     if not hasattr(model, "get_base_model"):
         return None
     state = model.get_base_model().state_dict()

@@ -1,7 +1,7 @@
-"""The code of a script that the services call: the columns that it asks for, and the error when it fails there.
+"""Checks a script's own reward functions, tools and environments for missing data columns and failures in a run.
 
-A run pauses if its rewards fail too often, or its tools and environments, and waits until they are mended. A script
-that waits cannot mend its own.
+A run pauses if rewards, tools or environments fail too often, and waits until they are repaired. A script that waits
+for its run cannot repair its own code. So the failure is raised in the script instead.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class OwnCode:
 
     Args:
         script: The trainer's arguments.
-        settings: The run's settings, with the names that the code has there.
+        settings: The run's settings, in which this code is named as ``module:function``.
     """
 
     def __init__(self, script: Script, settings: Mapping[str, Any]) -> None:
@@ -36,14 +36,14 @@ class OwnCode:
         self._known_pause: float | None = None
 
     def check_columns(self, data: Any, client: HeadraceClient) -> None:
-        """Compare the arguments of the functions with the columns of the training data.
+        """Check that the training data has every column that the script's reward functions ask for.
 
         Args:
-            data: The trainer's ``train_dataset``. If it does not show its columns, the services look.
-            client: A client of the services.
+            data: The trainer's ``train_dataset``. If a column is not found in it, the services are asked.
+            client: A client of the run API.
 
         Raises:
-            ArgumentError: A function asks for a column that is not there.
+            ArgumentError: A function asks for a column that the data does not have.
         """
         kwargs: Mapping[str, Mapping[str, Any]] = self._settings.get("reward_kwargs") or {}
         asked = [
@@ -65,14 +65,14 @@ class OwnCode:
                     )
 
     def follow(self, run: Run) -> None:
-        """Follow a run, and take no notice of the pause in which it may still be."""
+        """Remember the pause that a resumed run may still report, so that ``check`` ignores it."""
         self._known_pause = (run.get("pause") or {}).get("since_s")
 
     def check(self, run: Run) -> None:
-        """Look at the run that is followed.
+        """Check that a run is not paused because of the script's own code.
 
         Raises:
-            HeadraceError: It is paused because code of the script fails.
+            HeadraceError: It is. The message has the last failure.
         """
         pause = run.get("pause")
         if run["status"] != "paused" or pause is None or pause["by"] != "rewards":
@@ -94,21 +94,21 @@ class OwnCode:
             )
 
     def _played(self) -> Iterable[str]:
-        """Yield what loses rollouts."""
+        """Yield the kinds of the script's code that can lose rollouts: ``tools`` and ``environment``."""
         if self._tools:
             yield "tools"
         if self._environments:
             yield "environment"
 
     def _plain(self, text: str) -> str:
-        """Return a text in which the script's code has its own names."""
+        """Replace each ``module:function`` of the script's code in a text by its name in the script."""
         for name, code in (self._reward_funcs | self._tools | self._environments).items():
             text = text.replace(name, plain_name(code, otherwise=name.rpartition(":")[2]))
         return text
 
 
 def _place_of(function: Any) -> str:
-    """Return the file and line of a function, in brackets; empty for a partial, an object or a notebook's cell."""
+    """Return a function's file and line for a message; empty for a partial, an object or code in a notebook cell."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or not Path(code.co_filename).is_file():
         return ""
@@ -116,11 +116,11 @@ def _place_of(function: Any) -> str:
 
 
 def check_evaluation(run: Run, metrics: Mapping[str, Any]) -> None:
-    """Look at the metrics of an evaluation.
+    """Check that an evaluation has not lost too many rollouts, and that no reward function failed too often.
 
     Raises:
-        HeadraceError: More of the rollouts were lost, or a reward function has failed for more of the completions,
-            than a training allows.
+        HeadraceError: More than ``reward_failure_threshold`` of the rollouts were lost, or a reward function failed for
+            more than this share of the completions.
     """
     config, lost = run["config"], metrics.get("eval_rollouts/lost") or 0.0
     num_rollouts = metrics["eval_groups/done"] * (config.get("num_generations_eval") or config["num_generations"])
@@ -142,12 +142,12 @@ def check_evaluation(run: Run, metrics: Mapping[str, Any]) -> None:
 
 
 def _own(names: Sequence[str], given: Sequence[Any]) -> dict[str, Any]:
-    """Return the code by its name in the settings, without what was given by name."""
+    """Return a script's own functions and classes by their names in the settings, without those given by name."""
     pairs = zip(names, given, strict=True) if len(names) == len(given) else ()
     return {name: it for name, it in pairs if ":" in name and not isinstance(it, str)}
 
 
 def _factories(environment_factory: Any) -> list[Any]:
-    """Return the factories of one environment, or of several by name."""
+    """Return a list of environment factories, from one factory, a dictionary of several by name, or None."""
     is_table = isinstance(environment_factory, Mapping)
     return as_list([*cast("Mapping[str, Any]", environment_factory).values()] if is_table else environment_factory)

@@ -3,7 +3,7 @@
 same settings and functions            the run itself
 others, the run has a checkpoint       a new run from its newest checkpoint; the old one is stopped
 others, no checkpoint yet              a new run from the beginning; the old one is stopped
-all steps are made                     the run itself, of which nothing is left to train
+all steps are made                     the run itself, with nothing left to train
 """
 
 import contextlib
@@ -26,13 +26,13 @@ _MAX_SHOWN = 40
 
 @dataclass(frozen=True)
 class Replaced:
-    """A run that a new run replaces.
+    """An earlier run whose place a new run takes, and the reason.
 
     Args:
         run: The run.
-        why: The reason for a new run, in words.
-        has_checkpoint: Whether the new run begins from its newest checkpoint.
-        says_changes: Whether the reason lists the settings that have changed.
+        why: The reason for a new run, as text for the user.
+        has_checkpoint: Whether the new run begins from the earlier run's newest checkpoint.
+        says_changes: Whether ``why`` lists the settings that have changed.
     """
 
     run: Run
@@ -41,7 +41,7 @@ class Replaced:
     says_changes: bool = False
 
     def say_successor(self, new: Run, *, say: Callable[[str], None]) -> None:
-        """Say which run takes its place, and why."""
+        """Print with ``say`` which run continues or replaces this one, and why."""
         run_id, beginning = self.run["run_id"], new.get("beginning")
         if beginning is None:
             say(f"{self.why}, and {run_id} has no checkpoint yet: {new['run_id']} begins anew")
@@ -52,7 +52,9 @@ class Replaced:
 def replaced(
     services: ScriptServices, run: Run, settings: Mapping[str, Any], *, say: Callable[[str], None]
 ) -> Replaced | None:
-    """Return the run if a new one must take its place, because it has ended or has other settings; it is then paused.
+    """Return the run and a reason if a new run must take its place; None if the run itself can continue.
+
+    The reason is that it has ended or has other settings. If it has not ended, it is paused first.
 
     Raises:
         ArgumentError: The settings are invalid.
@@ -84,9 +86,9 @@ def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, 
 
 
 def own_steps(client: HeadraceClient, run: Run, settings: Mapping[str, Any]) -> int | None:
-    """Return the steps that a run itself makes with these settings, without the steps before its beginning.
+    """Return how many steps a run makes with these settings after the checkpoint that it began from.
 
-    None if the services do not say, and if the settings only evaluate.
+    None if the services refuse the settings or cannot be reached, or if the settings only evaluate.
     """
     try:
         steps = int(client.check(without_beginning(settings)).derived["steps"])
@@ -101,7 +103,7 @@ def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], None]) -> None:
-    """Say which settings of a run differ from the settings of the run that it continues, if they are known."""
+    """Print with ``say`` which settings of a run differ from the run that it continues, if both are known."""
     source = _beginning(new).get("run_id")
     if source is None:
         return
@@ -114,17 +116,17 @@ def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], No
 
 
 def _beginning(run: Run) -> dict[str, Any]:
-    """Return the checkpoint that a run began from; empty without one."""
+    """Return the API's description of the checkpoint that a run began from; empty without one."""
     return cast("dict[str, Any]", run.get("beginning") or {})
 
 
 def _without_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the ones that only describe a run to people."""
+    """Return settings without name, tags and metadata, which do not affect the training."""
     return {name: value for name, value in settings.items() if name not in _LABELS}
 
 
 def changed_settings(settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """Return the settings that differ from a run's, in words: with both values if they are short.
+    """Return a text for each setting that differs from a run's: its name, with both values if they are short.
 
     Raises:
         ArgumentError: The settings are invalid.
@@ -143,7 +145,7 @@ def _in_words(name: str, old: object, new: object) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value says something by itself, unlike the name of a file or of a function's module."""
+    """Return whether a value can be shown in a message. Dictionaries, paths and ``module:function`` cannot."""
     if isinstance(value, list):
         return all(_is_plain(it) for it in cast("list[object]", value))
     return not isinstance(value, dict) and not (isinstance(value, str) and ("/" in value or ":" in value))

@@ -1,4 +1,4 @@
-"""The reward functions of a script as settings of a run: each is a name, a path, or source that is written."""
+"""Translates a script's reward functions to settings of a run: each becomes a name, a path, or a written module."""
 
 import inspect
 from pathlib import Path
@@ -13,7 +13,7 @@ from shared.run_options.grpo_config import GRPOConfig
 
 
 def reward_settings(script: Script, files: Files) -> dict[str, Any]:
-    """Return ``reward_funcs`` by name, and ``reward_kwargs`` of the built-in ones.
+    """Return the settings ``reward_funcs``, with a name for each function, and ``reward_kwargs`` for built-in ones.
 
     Raises:
         ArgumentError: A function or its tokenizer cannot be used.
@@ -48,7 +48,7 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
 
 
 def _built_in(function: Any) -> str | None:
-    """Return the name of a function of ``trl.rewards`` that is built in here."""
+    """Return the name of a ``trl.rewards`` function that is built into the rewarder; None for any other function."""
     from services.rewarder.built_ins.built_in_rewards import BUILT_INS
 
     name = str(getattr(function, "__name__", ""))
@@ -58,10 +58,10 @@ def _built_in(function: Any) -> str | None:
 
 
 def _arguments_of_built_in(function: Any, args: GRPOConfig) -> dict[str, Any]:
-    """Return what a factory of ``trl.rewards`` was called with: attributes of its function, or variables of a closure.
+    """Return the arguments that a ``trl.rewards`` function was made with, from its attributes or closure variables.
 
     Raises:
-        ArgumentError: It counts from another length than the run's.
+        ArgumentError: It was made for another ``max_completion_length`` than the run's.
     """
     is_plain = isinstance(function, FunctionType)
     given: dict[str, Any] = {**(inspect.getclosurevars(function).nonlocals if is_plain else vars(function))}

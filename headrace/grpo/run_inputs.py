@@ -1,8 +1,8 @@
-"""Writes what a script has in memory to files that the services read: data sets, models, functions.
+"""Writes a script's data sets, models and functions from memory to files that the services read.
 
     live object --> file named after its content --> input_delivery.py --> the path or name that the services know
 
-The same input is the same file, also in another process.
+The same input gets the same file name, also in another process.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ _MODEL_FILES = ("config.json", "generation_config.json", *_WEIGHTS)
 
 
 class RunInputs:
-    """Writes a script's inputs for the services.
+    """Writes a script's data sets, models and functions to files, and hands the files to the services.
 
     Args:
         directory: Where data sets and models are written.
-        delivery: Brings them to the services.
+        delivery: Hands files and modules to the services.
     """
 
     def __init__(self, directory: Path, delivery: Delivery) -> None:
@@ -41,14 +41,14 @@ class RunInputs:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, name: str) -> str:
-        """Return where the services find a file or directory of this machine; a name that is neither stays."""
+        """Return the path by which the services find a file or directory. Any other name is returned unchanged."""
         local = Path(name).expanduser()
         if not name or not local.exists():
             return name
         return self._delivery.existing(local.resolve() if local.is_dir() else local.absolute())
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
-        """Write a data set and return its path.
+        """Write a data set to a file, and return the path by which the services find it.
 
         Args:
             data: A ``datasets.Dataset``, or rows: an iterable of dictionaries, such as a ``datasets.IterableDataset``.
@@ -56,7 +56,8 @@ class RunInputs:
             what: The argument's name, for messages.
 
         Raises:
-            ArgumentError: It is neither, is empty, or has no end and ``num_rows`` is None.
+            ArgumentError: It is neither, has no rows, has a value that JSON does not have, or has no length while
+                ``num_rows`` is None.
         """
         check_dataset(data, num_rows=num_rows, what=what)
         if _is_dataset(data):
@@ -88,22 +89,22 @@ class RunInputs:
 
         Args:
             function: The function, class, lambda or ``functools.partial``.
-            otherwise: The name of a function without one.
+            otherwise: The name of a function without one, such as a lambda.
 
         Raises:
-            ArgumentError: It cannot be written as source, or the services cannot read it here.
+            ArgumentError: It cannot be written as source, or the services do not accept functions.
         """
         name, text = _module_of(function, otherwise=otherwise)
         return f"{self._delivery.module(name, text)}:{name}"
 
     def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
-        """Save a live model with its tokenizer, and return the directory.
+        """Save a model object with its tokenizer, and return the directory in which the services find it.
 
         Args:
             model: The model.
             tokenizer: The tokenizer to save beside it.
-            state: The weights, if not the model's own.
-            name: Name of the directory. Metrics have it for a reward model.
+            state: Weights to save instead of the model's own.
+            name: Name of the directory, which is also the name of a reward model in metrics.
         """
         made = self._new_directory()
         directory = made / name
@@ -113,7 +114,10 @@ class RunInputs:
         return self._delivery.written(self._directory_named_by_content(made) / name)
 
     def with_tokenizer(self, model: Path, tokenizer: Any) -> str:
-        """Return a directory with the model's files and another tokenizer."""
+        """Make a directory with a model's files and another tokenizer, and return its path for the services.
+
+        Weight files are linked, and not copied.
+        """
         directory = self._new_directory()
         for pattern in _MODEL_FILES:
             for file in model.glob(pattern):
@@ -128,7 +132,10 @@ class RunInputs:
         return Path(tempfile.mkdtemp(prefix="model-", dir=self._directory))
 
     def _directory_named_by_content(self, made: Path) -> Path:
-        """Name a directory after the hash of its files, of which a link counts by its target."""
+        """Rename a directory after the hash of its files, and return its path. A link is hashed by its target's path.
+
+        If this directory exists already, ``made`` is deleted.
+        """
         digest = hashlib.sha256()
         for file in sorted(path for path in made.rglob("*") if not path.is_dir()):
             digest.update(str(file.relative_to(made)).encode() + b"\0")
@@ -145,7 +152,7 @@ class RunInputs:
             return named
 
     def _named_by_content(self, write: Callable[[Path], Any], *, suffix: str) -> Path:
-        """Write a file and name it after the hash of its content."""
+        """Write a file, name it after the hash of its content, and return its path."""
         descriptor, name = tempfile.mkstemp(suffix=suffix, dir=self._directory)
         os.close(descriptor)
         aside = Path(name)
@@ -159,32 +166,37 @@ class RunInputs:
 
 
 class UnwrittenInputs(RunInputs):
-    """Names inputs and writes nothing: to look for mistakes in a script's arguments while no service runs."""
+    """Checks a script's inputs and returns names for them without writing files, before any service runs."""
 
     def __init__(self) -> None:
         self._delivery = SharedFiles(Path())
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
-        """Return a file name for a data set that can be written; raises ArgumentError for another."""
+        """Return a file name without writing the data set. Raises ArgumentError if it cannot be written."""
         check_dataset(data, num_rows=num_rows, what=what)
         return f"{what}.jsonl"
 
     def function(self, function: Any, *, otherwise: str) -> str:
-        """Return the name that a function would have; raises ArgumentError if it cannot be written as source."""
+        """Return the name that the function would get. Raises ArgumentError if it cannot be written as source."""
         name, text = _module_of(function, otherwise=otherwise)
         return f"{named_by_content(name, text.encode())}:{name}"
 
     def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
-        """Return a name for a model."""
+        """Return a placeholder for the directory of a model, which is not saved."""
         del model, tokenizer, state
         return f"model/{name}"
 
 
 def check_dataset(data: Any, *, num_rows: int | None, what: str) -> None:
-    """Refuse a data set that cannot be written to a file; arguments as in ``RunInputs.dataset``.
+    """Check that a data set can be written to a file.
+
+    Args:
+        data: A ``datasets.Dataset``, or an iterable of rows.
+        num_rows: Most rows to take of an iterable without a length; None if the number is not known.
+        what: The argument's name, for messages.
 
     Raises:
-        ArgumentError: It has a transform or no end, or is not a data set.
+        ArgumentError: It has a transform, has no length while ``num_rows`` is None, or is not a data set.
     """
     if _is_dataset(data):
         if getattr(data, "format", {}).get("type") == "custom":
@@ -200,7 +212,7 @@ def _is_dataset(data: Any) -> bool:
 
 
 def _module_of(function: Any, *, otherwise: str) -> tuple[str, str]:
-    """Return a function's name, and the text of its module."""
+    """Return the name of a function, and the text of a module that defines it under this name."""
     name = plain_name(function, otherwise=otherwise)
     return name, module_text({name: function})
 

@@ -38,10 +38,10 @@ _SAVING = ("save_steps", "save_total_limit")
 
 
 def check_options(args: GRPOConfig) -> None:
-    """Refuse options of TRL's that a run does not have, and batch sizes that do not fit together.
+    """Check that a run has the given options of TRL, and that the batch sizes fit together.
 
     Raises:
-        ArgumentError: There is one. The message says what to do instead.
+        ArgumentError: An option is not supported, or batch sizes do not fit. The message says what to do instead.
     """
     _translated(_options(args))
 
@@ -58,13 +58,13 @@ def training_settings(
 
     Args:
         script: The arguments of the trainer.
-        files: Files of the script's functions and data.
-        callbacks: Its callbacks, of which an ``EarlyStoppingCallback`` becomes settings.
-        source: The run or directory from whose checkpoint the run begins; None for what the options say.
+        files: Writes the script's functions and data to files.
+        callbacks: The trainer's callbacks. An ``EarlyStoppingCallback`` becomes settings of the run.
+        source: The run or directory with the checkpoint to begin from; None if the options decide.
         model: The model of the run that is continued; None for the script's. It is the reference of the KL term.
 
     Raises:
-        ArgumentError: An argument has no meaning here. The message says what to do instead.
+        ArgumentError: An argument is not supported. The message says what to do instead.
     """
     begins_from = source or script.args.resume_from_checkpoint or script.args.run_options.get("resume_from_checkpoint")
 
@@ -84,7 +84,18 @@ def settings_with_weights(
     callbacks: Sequence[Any],
     source: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return ``training_settings`` with the weights that a function names."""
+    """Return the settings of a training run that begins with the weights of ``weights_for``, and notes for the user.
+
+    Args:
+        script: The arguments of the trainer.
+        files: Writes the script's functions and data to files.
+        weights_for: Returns the weights to begin with. It gets a function that returns the writer of inputs.
+        callbacks: The trainer's callbacks.
+        source: The run or directory with the checkpoint to begin from; None if the options decide.
+
+    Raises:
+        ArgumentError: An argument is not supported. The message says what to do instead.
+    """
     args, weights = script.args, weights_for(files.inputs)
     begins_from = {} if source is None else {"resume_from_checkpoint": source}
     options = _options(args) | _early_stopping(callbacks) | begins_from
@@ -112,7 +123,7 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
     """Return the settings of a run that makes no step and evaluates the model on ``data``, and notes for the user.
 
     Raises:
-        ArgumentError: An argument has no meaning here. The message says what to do instead.
+        ArgumentError: An argument is not supported. The message says what to do instead.
     """
     args = script.args
     left_out = (*_ABOUT_STEPS, *_OF_A_TRAINING)
@@ -131,7 +142,7 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
 
 
 def _with_run_options(settings: Mapping[str, Any], run_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with ``run_options``; entries of the tables in both are put together."""
+    """Return settings overridden by ``run_options``. Tables in both, such as ``vllm``, are merged entry by entry."""
     given = dict(run_options)
     for name in _TABLES:
         if isinstance(settings.get(name), dict) and isinstance(given.get(name), dict):
@@ -154,7 +165,11 @@ def _num_rows(data: Any) -> int | None:
 
 
 def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict[str, Any]]:
-    """Return the rows for an environment whose ``reset`` returns every prompt: one user message to append it to."""
+    """Return a data set of one empty user message, to which an environment's ``reset`` appends every prompt.
+
+    Raises:
+        ArgumentError: There is no environment, there are several, or ``max_steps`` is not set.
+    """
     if environment_factory is None:
         raise ArgumentError("`train_dataset` is required: give a datasets.Dataset with a column prompt, or a hub id")
     if isinstance(environment_factory, Mapping):
@@ -168,7 +183,7 @@ def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict
 
 
 def _require_known_environments(environment_factory: Any, data: Any) -> None:
-    """Look for names of environments in a data set in memory; the run API looks at all others."""
+    """Raise ArgumentError if a data set in memory names an unknown environment. The run API checks other data."""
     columns: Any = getattr(data, "column_names", None)
     if not isinstance(environment_factory, Mapping) or not hasattr(data, "unique") or not isinstance(columns, list):
         return
@@ -179,7 +194,7 @@ def _require_known_environments(environment_factory: Any, data: Any) -> None:
 
 
 def _options(args: GRPOConfig) -> dict[str, Any]:
-    """Return the options that were chosen: with another value than the default, or given by the script."""
+    """Return the options that the script gave, or that have another value than the default."""
     default = GRPOConfig()
     values = {option.name: getattr(args, option.name) for option in fields(GRPOConfig) if option.name != "run_options"}
     return {name: it for name, it in values.items() if it != getattr(default, name) or name in args.given}
@@ -247,7 +262,7 @@ def _max_eval_prompts(args: GRPOConfig) -> int:
 
 
 def _unused_rows(script: Script) -> list[dict[str, Any]]:
-    """Return rows to train on of the kind that the script's evaluation has; nothing is trained on them."""
+    """Return a placeholder data set for a run that only evaluates: one row of the form that the run expects."""
     options = script.args.run_options
     column, factory = options.get("prompt_column", "prompt"), script.environment_factory
     if factory is None:

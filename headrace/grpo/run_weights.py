@@ -1,9 +1,9 @@
-"""The weights that a script's trainings leave, for its model and for ``save_model``.
+"""Gets the weights of a script's runs, for ``trainer.model`` and ``save_model``.
 
-ended ---> the run's model, here or downloaded
+ended ---> the run's final model, on this machine or downloaded
 Ctrl-C --> the run ends its batch, pauses, writes a checkpoint --export--> a directory of this process
 
-They exist from the first checkpoint on; the weights that a training began with are never taken for trained ones.
+A run has weights from its first checkpoint on. The weights that it began with are never taken for trained ones.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class RunWeights:
         """Final models of runs that had been interrupted, by run."""
 
     def give(self, run: Run) -> None:
-        """Have the model use the weights of a run that has ended. From services elsewhere, it downloads them later."""
+        """Let the model use the weights of a run that has ended. From services elsewhere, they are downloaded later."""
         services = self._services()
         directory = Path(run["run_dir"]) / "model"
         ended = f"{run['run_id']} {run['status']} after {run['progress']['step']} steps"
@@ -58,23 +58,23 @@ class RunWeights:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
     def take(self, run: Run, directory: Path | Callable[[], Path]) -> None:
-        """Have the model use the weights that a run has left in a directory, or that a function fetches."""
+        """Let the model use the weights of a run in a directory, or in the directory that a function returns later."""
         self._trained_run = run
         has_best = run["config"].get("load_best_model_at_end") and run["progress"].get("best")
         step = ":best" if has_best else ""
         self._live.take(directory, checkpoint=f"{run['run_id']}{step}")
 
     def give_so_far(self, run: Run) -> None:
-        """Have the model use the weights of a run that trains, was interrupted or failed, once they are needed."""
+        """Let the model use the newest weights of a run that trains, was interrupted or failed, once it needs them."""
         self._live.take_so_far(functools.partial(self._so_far, run))
 
     def _so_far(self, run: Run, *, for_saving: bool = False) -> Path | None:
-        """Return the directory of a run's newest weights; None if a run that waits or trains has none to give.
+        """Return the directory of a run's newest weights; None if it is queued or running and has none to give yet.
 
         With ``for_saving``, it is None only before the first step of a run that began with the model's weights.
 
         Raises:
-            HeadraceError: The weights cannot be had.
+            HeadraceError: The run has no checkpoint yet, or this machine does not see it.
         """
         if (downloaded := self._downloaded.get(run["run_id"])) is not None:
             return downloaded
@@ -99,16 +99,16 @@ class RunWeights:
             raise
 
     def save(self, run: Run | None, directory: Path) -> None:
-        """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded into it.
+        """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded there.
 
-        An adapter gets the script's name for the model as its base.
+        The configuration of an adapter names the base model as the script does.
 
         Args:
-            run: The training, if there was one.
-            directory: It may have other files.
+            run: The training run; None if there was none.
+            directory: Where the files are written. Other files in it stay.
 
         Raises:
-            HeadraceError: The training runs or was interrupted, and its weights cannot be had.
+            HeadraceError: The training has not ended, and no checkpoint of it is available.
         """
         live = self._live
         if run is not None and live.is_unfinished and (so_far := self._so_far(run, for_saving=True)) is not None:
@@ -125,10 +125,10 @@ class RunWeights:
         live.save_changes(directory)
 
     def wait_for_checkpoint(self, run: Run, step: int, *, save_steps: int) -> None:
-        """Wait until a checkpoint of a step, or a later one, is complete, so that callbacks can save its weights.
+        """Wait until the checkpoint of a step, or a later one, is complete, so that callbacks can save its weights.
 
-        It returns at once where this machine does not see the run's files, when the run no longer trains, and if it was
-        made longer, so that this step is neither its last nor one of ``save_steps``.
+        Gives up after ten minutes, when the run no longer trains, and if the run's files are not on this machine. It
+        also gives up if ``max_steps`` was raised, so that the step gets no checkpoint.
         """
         if not self._services().see_here(Path(run["run_dir"])):
             return
@@ -149,14 +149,15 @@ class RunWeights:
 
 
 def checkpoint_file(run: Run, step: int) -> Path:
-    """Return the path of the manifest that the checkpoint of ``step`` has once it is complete."""
+    """Return the path of the manifest of a step's checkpoint. The file exists once the checkpoint is complete."""
     return Path(run["run_dir"]) / "checkpoints" / f"step_{step:08d}" / "manifest.json"
 
 
 def once_paused(client: HeadraceClient, run: Run, *, sees: bool, say: Callable[[str], None]) -> Run:
-    """Wait until a run that was asked to pause is paused, with its checkpoint written if this machine sees it.
+    """Wait until a run that was asked to pause is paused, and return it. Any other run is returned at once.
 
-    If the services do not answer, or it takes ten minutes, the run is returned as it is known.
+    With ``sees``, which says that this machine sees the run's files, it also waits for the checkpoint. If the services
+    do not answer, or after ten minutes, the run is returned as it was last seen.
     """
     began_at, has_said = time.monotonic(), False
     with contextlib.suppress(HeadraceApiError):
@@ -183,7 +184,7 @@ def _is_pausing(run: Run, *, sees: bool) -> bool:
 
 
 def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], None]) -> Path:
-    """Export the newest checkpoint of a run into a directory of this process, and say which it is.
+    """Export a run's newest checkpoint to a temporary model directory, print its step, and return the directory.
 
     The directory replaces the exports of the run's earlier checkpoints.
 

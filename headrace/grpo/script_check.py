@@ -1,4 +1,4 @@
-"""Looks for mistakes in a trainer's arguments that can be known before services start."""
+"""Checks a trainer's arguments for mistakes that can be found before services start."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,15 +18,15 @@ _SOME_RUN = "RUN"
 
 
 def check_script(script: Script, *, callbacks: Sequence[Any], source: bool | str | None) -> None:
-    """Refuse what a run would refuse: options, functions without source, data without prompts.
+    """Check for mistakes that a run would refuse: invalid options, functions without source, data without prompts.
 
     Args:
         script: The arguments of the trainer.
-        callbacks: The callbacks of steps and evaluations.
-        source: The run or directory from whose checkpoint the run may begin; True if it is not known yet.
+        callbacks: The trainer's callbacks.
+        source: The run or directory with the checkpoint to begin from; True if it exists but is not known yet.
 
     Raises:
-        ArgumentError: There is a mistake.
+        ArgumentError: An argument is wrong or not supported.
     """
     _require_model(script)
     files = Files(UnwrittenInputs)
@@ -47,7 +47,10 @@ def check_script(script: Script, *, callbacks: Sequence[Any], source: bool | str
 
 
 def _require_model(script: Script) -> None:
-    """Look for a model by name: where only this machine's files and cache can have it, it must be there."""
+    """Raise ArgumentError if the model can only be on this machine, in a directory or the hub's cache, and is not.
+
+    Nothing is checked if the services exist already, because they may see other files.
+    """
     name = script.model.name
     if script.model.is_given or Path(name).is_dir() or not would_start_services():
         return
@@ -64,13 +67,16 @@ def _require_model(script: Script) -> None:
 
 
 def _similar(name: str) -> str:
-    """Return a question about a directory with a similar name; empty without one."""
+    """Return the end of an error message that suggests a directory with a similar name; empty without one."""
     near = similar_directory(Path(name).expanduser())
     return "" if near is None else f"; did you mean {near}?"
 
 
 def _require_prompts(data: Any, config: RunConfig, *, what: str) -> None:
-    """Look for the column of the prompts in a data set in memory."""
+    """Raise ArgumentError if a data set in memory does not have the prompt column. Other data is not checked here.
+
+    With an ``environment_factory``, the default prompt column may be missing.
+    """
     columns, wanted = columns_of(data), config.prompt_column
     may_lack_it = config.environment_factory is not None and wanted == RunConfig.model_fields["prompt_column"].default
     renamed = config.rename_columns or {}

@@ -1,8 +1,8 @@
-"""The training run of a script's trainer: begun or found again, followed to its end, paused by Ctrl-C.
+"""Begins or finds the training run of a script's trainer, follows it to its end, and pauses it after Ctrl-C.
 
 begin --> run --events--> training_events.py
             |
-            +-- headrace-run.json in output_dir, with which another process goes on
+            +-- headrace-run.json in output_dir, with which another process continues it
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class ScriptRun:
 
     Args:
         script: Returns the trainer's arguments, which may change between two trainings.
-        events: Receive the training's steps and evaluations.
+        events: Updates the trainer's state and calls its callbacks for the run's steps and evaluations.
     """
 
     def __init__(self, script: Callable[[], Script], events: TrainingEvents) -> None:
@@ -60,15 +60,15 @@ class ScriptRun:
 
     @property
     def client(self) -> HeadraceClient:
-        """A client of the services, which are started if none run."""
+        """An HTTP client of the run API. The services are started if none run."""
         return self._connected().client
 
     def begin(self, resume: bool | str | None) -> None:
-        """Begin a run, which may continue another, or go on with the paused one.
+        """Begin a training run, which may continue an earlier run, or resume the paused one.
 
         Args:
-            resume: True to go on with a run that failed, or that another process began; a text for a new run that
-                begins from a checkpoint. See GRPOTrainer.train.
+            resume: True continues a run that failed, or that another process began. A text begins a new run from a
+                checkpoint: ``RUN``, ``RUN:STEP``, or a directory. None begins a new run, or resumes the paused one.
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
@@ -88,7 +88,7 @@ class ScriptRun:
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
-        """Tell the events of all steps, and return their losses.
+        """Follow the run to its end, report its steps and evaluations to callbacks, and return all steps' losses.
 
         Raises:
             HeadraceError: The run failed, or is paused because code of the script fails.
@@ -104,7 +104,7 @@ class ScriptRun:
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
 
     def leave(self) -> None:
-        """Pause the run that was begun, after Ctrl-C or an error, and have the model use its weights so far."""
+        """Pause the current run after Ctrl-C or an error, and let the model use its newest checkpoint's weights."""
         if not self._is_begun:
             return
         run_id = self._followed()["run_id"]
@@ -123,9 +123,10 @@ class ScriptRun:
         )
 
     def _catch_up(self, *, to_step: int | None = None) -> list[dict[str, Any]]:
-        """Tell the steps and evaluations so far whose events did not arrive, and return the metrics of all steps.
+        """Report to callbacks the steps and evaluations whose events did not arrive, and return all steps' metrics.
 
-        The newest 20,000 events of a run are kept, and one may get lost.
+        Events can be missing because only a run's newest 20,000 are kept, and because one may get lost. Steps after
+        ``to_step`` are not reported.
         """
         run_id = self._followed()["run_id"]
         steps = self.client.metrics(run_id)
@@ -137,11 +138,11 @@ class ScriptRun:
         return steps
 
     def evaluate(self, data: Any) -> dict[str, Any]:
-        """Return the metrics of an evaluation on ``data``, in a run of its own.
+        """Evaluate the model on ``data`` in a run of its own that makes no steps, and return the metrics.
 
         Raises:
             ArgumentError: The training is paused or still runs, or there is nothing to evaluate on.
-            HeadraceError: The evaluation failed, or a reward function in it.
+            HeadraceError: The evaluation failed, or a reward function failed too often in it.
         """
         client = self.client
         training = None if self.run is None else client.get(self.run["run_id"])
@@ -163,19 +164,25 @@ class ScriptRun:
         return evaluations[-1]
 
     def give_weights(self) -> None:
-        """Have the model use the weights that the training has left."""
+        """Let the model object use the final weights of the training, which has ended."""
         self._weights.give(self._followed())
 
     def save_model(self, directory: Path) -> None:
         """Write the model, trained or not, to ``directory``.
 
         Raises:
-            HeadraceError: The training runs or was interrupted, and its weights cannot be had.
+            HeadraceError: The training has not ended, and no checkpoint of it is available.
         """
         self._weights.save(self.run, directory)
 
     def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
-        """Return transformers' metrics of a whole training, of ``steps`` steps with these losses."""
+        """Return the metrics with which transformers ends a training, such as ``train_runtime`` and ``train_loss``.
+
+        Args:
+            losses: The losses of all steps, whose mean is ``train_loss``.
+            steps: Optimizer steps that were made in this call of ``train()``.
+            seconds: Duration of this call.
+        """
         config = self._followed()["config"]
         completions = steps * config["groups_per_step"] * config["num_generations"]
         return {
@@ -198,13 +205,13 @@ class ScriptRun:
         return self._services
 
     def take_run(self, run: Run) -> None:
-        """Follow a run from now on."""
+        """Make ``run`` the training run that this object follows."""
         self.run, self._is_begun = run, True
 
     def _begun(self, resume: bool | str | None, known: Run | None) -> Run:
-        """Return the run to follow: the earlier run, if it is known, or a new one, which may begin from a checkpoint.
+        """Resume the ``known`` run, or begin a new one, which may begin from a checkpoint. Return the run to follow.
 
-        A new run is ``run`` as soon as there is one.
+        A new run is stored in ``self.run`` as soon as it is submitted.
         """
         client, old = self.client, None
         earlier = None if known is None or isinstance(resume, str) else client.get(known["run_id"])
@@ -258,7 +265,10 @@ class ScriptRun:
         return training_settings(script, self._files, callbacks=self._events.callbacks, source=source, model=model)
 
     def _remember(self, submission: Submission) -> None:
-        """Take a new run, and write its id for another process. Without an end of its data, it is one epoch long."""
+        """Follow a new run, and write its id to ``output_dir``, where another process finds it.
+
+        If the number of rows is not known, the whole run counts as one epoch.
+        """
         assert submission.run is not None
         self.take_run(submission.run)
         derived = submission.derived
@@ -278,7 +288,7 @@ class ScriptRun:
             say(f"note: train(resume_from_checkpoint=True) will not find this run: {file} cannot be written: {error}")
 
     def _link(self) -> Path:
-        """Return the file that names the newest run."""
+        """Return the file in ``output_dir`` that has the id of the newest run."""
         return Path(self._script().args.output_dir or DEFAULT_OUTPUT_DIR) / _LINK
 
     def _run_of_another_process(self) -> Run:
@@ -299,12 +309,12 @@ class ScriptRun:
         self._weights.wait_for_checkpoint(self._followed(), step, save_steps=save_steps)
 
     def _look(self, run: Run) -> None:
-        """Follow what may change while the run trains."""
+        """Update ``state.max_steps`` from the run. Raises HeadraceError if the script's own code has paused it."""
         self._own_code.check(run)
         self._events.state.max_steps = int(run["progress"]["max_steps"]) or self._events.state.max_steps
 
     def _take(self, event: Event) -> None:
-        """Tell callbacks of an event of the run."""
+        """Report an event of the run to callbacks, and stop the run if a callback asks for it."""
         if event.kind == "metrics":
             if int(event.data["step"]) > self._events.state.global_step + 1:
                 self._catch_up()

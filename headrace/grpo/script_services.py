@@ -2,10 +2,10 @@
 
 HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY; files and functions go to it over HTTP,
                                   unless HEADRACE_INPUTS_DIR names a directory that both sides see
-HEADRACE_STATE_DIR, ./.headrace   what `headrace up` runs there
+HEADRACE_STATE_DIR, ./.headrace   the services that `headrace up` runs there
 ./.headrace/script-...            otherwise: services of this process, which end with it
 
-A process has one run at a time: when it begins another one, it stops its own earlier run if that has not ended, since
+A process has one run at a time. When it begins another run, it stops its own earlier run if that has not ended, because
 a paused run would keep the generators.
 """
 
@@ -46,7 +46,7 @@ _latest_run: dict[str, str] = {}
 
 
 class InputDirs(NamedTuple):
-    """Directories that a script and its services see."""
+    """Directories that a script and its services share: for data and models, and for modules of functions."""
 
     inputs: Path
     functions: Path
@@ -54,13 +54,13 @@ class InputDirs(NamedTuple):
 
 
 class ScriptServices:
-    """A run API, and the directories in which its services find a script's inputs.
+    """The services that a script trains with: their run API, and the directories in which they find its inputs.
 
     Args:
         client: A client of the run API.
         shared: Where inputs are written; None if this machine shares no directory with the services.
         state_dir: The services' state directory, if they run on this machine.
-        in_words: Which services they are, to follow "trains with".
+        in_words: A description of the services for messages, to follow "trains with".
     """
 
     def __init__(
@@ -78,29 +78,29 @@ class ScriptServices:
         self._own: Path | None = None
 
     def see_here(self, directory: Path) -> bool:
-        """Whether a directory of the services is also on this machine."""
+        """Return whether a directory that the services named also exists on this machine."""
         return directory.is_dir()
 
     def inputs(self) -> RunInputs:
-        """Return the writer of inputs, which uploads them to services elsewhere."""
+        """Return a writer of the script's inputs. It uploads them unless this machine and the services share files."""
         if self._shared is None:
             return RunInputs(self.own_directory() / "inputs", Uploads(self))
         return RunInputs(self._shared.inputs, SharedFiles(self._shared.functions))
 
     def own_directory(self) -> Path:
-        """Return a directory of this process, which is deleted with it."""
+        """Return a temporary directory, which is deleted with this object or at the end of the process."""
         if self._own is None:
             self._own = Path(tempfile.mkdtemp(prefix="headrace-"))
             weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
         return self._own
 
     def upload(self, path: Path) -> str:
-        """Send a file or directory to services elsewhere, and return its path there."""
+        """Upload a file or directory to services elsewhere, and return its path there. Shows a progress bar."""
         with progress(f"uploading {path.name}") as tell:
             return self.client.upload(path, on_progress=tell)
 
     def upload_module(self, name: str, source: str) -> str:
-        """Send a Python module to services elsewhere, and return its name there."""
+        """Upload a Python module to services elsewhere, and return the name by which they import it."""
         return self.client.upload_module(name, source)
 
     def download_model(self, run: Run, *, base: str, to: Path | None = None) -> Path:
@@ -108,7 +108,7 @@ class ScriptServices:
 
         Args:
             run: The run, which has ended.
-            base: The script's name for the model, which an adapter gets as its base.
+            base: The script's name for the base model, which is written into the configuration of an adapter.
             to: The directory; by default one that the services see too, if they share one with this machine.
         """
         directory = to or (self._shared.inputs if self._shared else self.own_directory()) / str(run["run_id"])
@@ -119,7 +119,7 @@ class ScriptServices:
 
 
 def name_base(directory: Path, run: Run, *, base: str) -> None:
-    """Name ``base`` as the base model of an adapter that names the run's copy of that model."""
+    """Set the base model in an adapter's configuration to ``base``, if it names the run's own copy of that model."""
     file = directory / "adapter_config.json"
     if base and file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -129,7 +129,7 @@ def name_base(directory: Path, run: Run, *, base: str) -> None:
 
 
 def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) -> ScriptServices:
-    """Return the services that the environment names or that run here; without any, start them.
+    """Return the services that the environment names or that run on this machine. Without any, start them.
 
     Args:
         resumed: State directory of an earlier script's services, to start them again.
@@ -166,7 +166,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
 
 
 def would_start_services() -> bool:
-    """Whether no services are named or run here, so that ``find_services`` would start some in this environment."""
+    """Return whether ``find_services`` would start services, because none are named and none run on this machine."""
     return "HEADRACE_URL" not in os.environ and _running(StateDir(choose_state_dir(None))) is None
 
 
@@ -177,7 +177,7 @@ def begin_run(
     say: Callable[[str], None],
     on_begun: Callable[[Submission], None] | None = None,
 ) -> Submission:
-    """Submit a run of this process, and stop its earlier run if that has not ended.
+    """Submit a run, and stop this process's earlier run if that has not ended.
 
     Args:
         client: A client of the run API.
@@ -208,9 +208,9 @@ def begin_run(
 
 
 def stop_other_run(client: HeadraceClient, run_id: str, *, say: Callable[[str], None]) -> None:
-    """Note that this process trains a run now, and stop its earlier run if that has not ended.
+    """Record ``run_id`` as the current run of this process, and stop its earlier run if that has not ended.
 
-    A run that is paused keeps the generators, so the new one would wait for it.
+    A paused run keeps the generators, so the new run would wait for it.
     """
     earlier = _latest_run.get(client.base_url)
     _latest_run[client.base_url] = run_id
@@ -223,7 +223,10 @@ def stop_other_run(client: HeadraceClient, run_id: str, *, say: Callable[[str], 
 
 
 def end_started() -> None:
-    """End the services that this process started. Runs that have not ended go on when services start there again."""
+    """End the services that this process started.
+
+    Their runs that have not ended go on when services are started again in the same state directory.
+    """
     while _started:
         _, process = _started.popitem()
         if process.poll() is None:
@@ -262,7 +265,10 @@ def _start(state: StateDir, *, say: Callable[[str], None]) -> Endpoint:
 
 
 def _launched(settings: UpSettings) -> "subprocess.Popen[bytes]":
-    """Start a launcher from a thread that waits for its end: the kernel ends it with the thread that started it."""
+    """Start the services' launcher from a thread that waits for its end.
+
+    The kernel ends the launcher together with the thread that started it, so this thread must live as long.
+    """
     launched: Future[subprocess.Popen[bytes]] = Future()
 
     def launch() -> None:

@@ -1,4 +1,4 @@
-"""Ends a call that Ctrl-C interrupts with a traceback of the caller's frames only, which hides no message above it."""
+"""Shortens the traceback after Ctrl-C to the caller's frames, so that messages above it stay visible."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,7 +9,7 @@ _Result = TypeVar("_Result")
 
 
 def short_on_ctrl_c(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Make a KeyboardInterrupt leave a method without the frames below it, and without the error that it followed."""
+    """Decorate a method so that a KeyboardInterrupt in it is raised without inner frames and earlier exceptions."""
 
     @wraps(method)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

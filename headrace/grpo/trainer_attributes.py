@@ -1,4 +1,4 @@
-"""Arguments and attributes of TRL's trainer: those with a meaning here, and a sentence for each of the others.
+"""Arguments and attributes of TRL's trainer: computes the supported ones, and says why others are missing.
 
 The training runs in services, so a script has no optimizer, no batches and no loss of its own.
 """
@@ -60,10 +60,10 @@ _CALLBACKS: Final = {"log": "on_log", "evaluate": "on_evaluate", "save_model": "
 
 
 def refuse_unsupported(*, args: Any, optimizers: Sequence[Any], rollout_func: Any) -> None:
-    """Refuse arguments of the constructor that have no meaning here, and a script in several processes.
+    """Refuse unsupported arguments of the constructor, and a script that was launched in several processes.
 
     Raises:
-        ArgumentError: There is one. The message says what to do instead.
+        ArgumentError: An argument is not supported, or WORLD_SIZE is above 1. The message says what to do instead.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ArgumentError(
@@ -83,14 +83,16 @@ def refuse_unsupported(*, args: Any, optimizers: Sequence[Any], rollout_func: An
 
 
 def check_overrides(kind: type, *, trainer: type) -> None:
-    """Refuse a subclass with a method that nothing would call; note methods that only the script can call.
+    """Refuse a subclass that overrides a method that nothing would call.
+
+    For a method that only the script can call, a note is printed.
 
     Args:
-        kind: The new subclass. Its mixins count, but not subclasses between it and the trainer, which were checked.
+        kind: The new subclass. Its mixins are checked too. Its parents below the trainer were checked before.
         trainer: The class of the trainer itself.
 
     Raises:
-        ArgumentError: It has a method that nothing would call.
+        ArgumentError: The subclass has a method that nothing would call.
     """
     over = kind.__mro__[: kind.__mro__.index(trainer)]
     for name in [name for it in over if it is kind or not issubclass(it, trainer) for name in vars(it)]:
@@ -101,14 +103,14 @@ def check_overrides(kind: type, *, trainer: type) -> None:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return an argument that is one object or several as a list; empty for None."""
+    """Return an argument that is one object, a list or a tuple as a list; empty for None."""
     if value is None:
         return []
     return [*cast("Sequence[Any]", value)] if isinstance(value, (list, tuple)) else [value]
 
 
 def missing(name: str) -> AttributeError:
-    """Return the error of an attribute that a script's trainer does not have."""
+    """Return an AttributeError that says why a trainer does not have an attribute, and what to use instead."""
     is_option = name in (option.name for option in fields(GRPOConfig))
     why = f"it is an option; trainer.args.{name} has its value" if is_option else ELSEWHERE.get(name)
     if name in _RENAMED:
@@ -131,14 +133,14 @@ class ScriptProcess:
         """Return at once: there is no other process."""
 
     def __getattr__(self, name: str) -> Any:
-        """Say why an attribute is missing."""
+        """Raise an AttributeError that says why an attribute of ``trainer.accelerator`` is missing."""
         raise AttributeError(
             f"trainer.accelerator has no {name} here: a script is one process, and the training runs in the services"
         )
 
 
 def environment_classes(environment_factory: Any) -> list[type]:
-    """Return the classes among the factories of environments, each once. A function shows no class before it runs."""
+    """Return the classes among environment factories, each once. Functions are left out: their class is not known."""
     factories: Sequence[Any] = [environment_factory]
     if isinstance(environment_factory, Mapping):
         factories = [*cast("Mapping[str, Any]", environment_factory).values()]
@@ -146,16 +148,16 @@ def environment_classes(environment_factory: Any) -> list[type]:
 
 
 def reward_func_names(reward_funcs: Sequence[Any], environment_factory: Any) -> list[str]:
-    """Return the names of rewards as in metrics: of functions and models, then of environments with ``get_reward``."""
+    """Return the rewards' names in metrics: functions and models first, then environments with ``get_reward``."""
     names = [_name(function, number) for number, function in enumerate(reward_funcs)]
     return [*names, *(kind.__name__ for kind in _rewarding(environment_factory))]
 
 
 def reward_weights(given: Sequence[float] | None, *, num_functions: int, environment_factory: Any) -> npt.NDArray[Any]:
-    """Return a weight for each of ``reward_func_names``; that of an environment is always 1.
+    """Return the weights of reward functions, followed by a weight of 1 for each environment with ``get_reward``.
 
     Raises:
-        ArgumentError: Their number is not that of the functions.
+        ArgumentError: The number of weights differs from the number of functions.
     """
     functions = [1.0] * num_functions if given is None else [*given]
     if len(functions) != num_functions:
@@ -166,10 +168,10 @@ def reward_weights(given: Sequence[float] | None, *, num_functions: int, environ
 
 
 def reward_tokenizers(given: Sequence[Any], *, num_functions: int) -> list[Any]:
-    """Return a tokenizer for each reward function; None for a model's own, which counts for all if none is given.
+    """Return a tokenizer for each reward function, or None for the model's own. If none is given, all are None.
 
     Raises:
-        ArgumentError: Their number is not that of the functions.
+        ArgumentError: The number of tokenizers differs from the number of functions.
     """
     if all(tokenizer is None for tokenizer in given):
         return [None] * num_functions
@@ -182,7 +184,7 @@ def reward_tokenizers(given: Sequence[Any], *, num_functions: int) -> list[Any]:
 
 
 def all_tools(tools: Sequence[Any], environment_factory: Any) -> list[Any]:
-    """Return the tools, and the methods of environments that are tools."""
+    """Return the tools, and the public methods of environment classes, which the model may call as tools."""
     methods = [
         method
         for kind in environment_classes(environment_factory)

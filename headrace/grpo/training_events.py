@@ -1,12 +1,13 @@
-"""Tells a script what happens to its run: ``trainer.state`` and the events of its callbacks, as in transformers.
+"""Updates ``trainer.state`` and calls the callbacks of a script from the metrics of its run, as in transformers.
 
 metrics of each step, evaluations --take--> state.log_history, on_step_end, on_log, on_evaluate, on_save
                                        ^
-                        each step once, in order: a step that is repeated after a crash is not told again,
-                        and those before this process only get into the state
+                        each step once, in order: a step that is repeated after a crash is not reported again,
+                        and steps before this process only update the state
 
-The callbacks see steps a moment after they were made. The trainer does not wait for them. It also trains on while it
-evaluates: a step with an evaluation is saved, for callbacks, after its evaluation or right before the next step.
+The callbacks see steps a moment after they were made. The training does not wait for callbacks. It also continues
+during an evaluation. So ``on_save`` of a step with an evaluation follows the evaluation or, if this is late, comes
+right before the next step.
 """
 
 import contextlib
@@ -23,13 +24,13 @@ _NOT_LOGGED = frozenset({"step", "at_s"})
 
 
 class TrainingEvents:
-    """The state and the callbacks of one training.
+    """The ``trainer.state`` and the callbacks of one training.
 
     Args:
-        args: Options that callbacks see.
+        args: Options that callbacks get.
         state: A ``transformers.TrainerState``.
         control: A ``transformers.TrainerControl``.
-        context: Returns further arguments of every event.
+        context: Returns further keyword arguments for every call of a callback.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TrainingEvents:
         self.control = control
 
     def remove(self, callback: Any) -> Any:
-        """Remove a callback, or the first of a class, and return it; None if it is not here."""
+        """Remove a callback, or the first instance of a callback class, and return it; None if there is none."""
         for known in self.callbacks:
             if isinstance(known, callback) if isinstance(callback, type) else known == callback:
                 self.callbacks.remove(known)
@@ -64,7 +65,7 @@ class TrainingEvents:
         return None
 
     def begin(self, *, max_steps: int, epochs_per_step: float) -> None:
-        """Begin a training of ``max_steps`` steps, or go on with one."""
+        """Begin or continue a training of ``max_steps`` steps, and call ``on_train_begin``."""
         self.state.max_steps = max_steps
         self._epochs_per_step = epochs_per_step
         self.control.should_training_stop = False
@@ -72,7 +73,7 @@ class TrainingEvents:
         self.fire("on_train_begin")
 
     def begin_anew(self, *, continues: bool) -> None:
-        """Forget the steps of an earlier run, which has ended. If the new run continues it, the log is kept."""
+        """Reset the state from an earlier run to a new one. If the new run continues it, the log is kept."""
         self.state.global_step, self.state.epoch = 0, 0.0
         self._window.clear()
         self._is_save_due = self._is_epoch_over = False
@@ -82,7 +83,7 @@ class TrainingEvents:
         self._told_evaluations.clear()
 
     def take_evaluation_once(self, metrics: Mapping[str, Any]) -> None:
-        """Take the metrics of an evaluation of the run, unless it was taken already."""
+        """Log an evaluation of the run, call ``on_evaluate`` and update the best one, unless it was reported before."""
         step = int(metrics["step"])
         if step not in self._told_evaluations:
             self._told_evaluations.add(step)
@@ -94,7 +95,7 @@ class TrainingEvents:
 
     @contextlib.contextmanager
     def told_before(self, *, epochs_per_step: float) -> Generator[None]:
-        """Within the block, update the state without calling callbacks: an earlier process has called them."""
+        """Within the block, update the state without calling callbacks, because an earlier process has called them."""
         self._epochs_per_step = epochs_per_step
         self._is_quiet = True
         try:
@@ -103,7 +104,7 @@ class TrainingEvents:
             self._is_quiet = False
 
     def describe(self, run: Mapping[str, Any], *, epochs_per_step: float) -> None:
-        """Put a run's settings into the state, and follow the run's best evaluation if it looks for one."""
+        """Copy a run's settings to ``trainer.state``, and track its best evaluation if the run looks for one."""
         config = parse_run_config(run["config"])
         state, steps = self.state, max(1, int(run["progress"]["max_steps"]))
         state.max_steps = steps
@@ -119,7 +120,7 @@ class TrainingEvents:
             self._checkpoints = f"{run['run_dir']}/checkpoints"
 
     def take_best(self, best: Mapping[str, Any] | None) -> None:
-        """Take the best evaluation from the run's record, which also knows of evaluations repeated after a crash."""
+        """Set the best metric of the state from the run's record, which includes evaluations repeated after a crash."""
         if best is not None:
             self._set_best(step=int(best["step"]), value=float(best["value"]))
 
@@ -128,9 +129,9 @@ class TrainingEvents:
         self.state.best_model_checkpoint = f"{self._checkpoints}/step_{step:08d}"
 
     def take(self, metrics: Mapping[str, Any]) -> None:
-        """Take the metrics of one step of the run that was described, unless it was taken already.
+        """Update the state from the metrics of one step and call the callbacks, unless the step was already reported.
 
-        Steps that were left out are not told later.
+        A step before the newest one is ignored, also if it was left out.
         """
         step = int(metrics["step"])
         if step <= self.state.global_step:
@@ -156,7 +157,7 @@ class TrainingEvents:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        """Fire ``on_save`` and ``on_epoch_end`` if they are due; they follow a step's evaluation."""
+        """Fire ``on_save`` and ``on_epoch_end`` if they are due. They come after the evaluation of a step."""
         is_save_due, self._is_save_due = self._is_save_due, False
         is_epoch_over, self._is_epoch_over = self._is_epoch_over, False
         if is_save_due:
@@ -175,13 +176,13 @@ class TrainingEvents:
             self.fire("on_epoch_end")
 
     def take_evaluation(self, metrics: Mapping[str, Any], *, step: int) -> None:
-        """Take the metrics of an evaluation after ``step`` steps, of the run or of ``trainer.evaluate()``."""
+        """Log an evaluation after ``step`` steps and call ``on_evaluate``, for the run or ``trainer.evaluate()``."""
         numbers = _numbers(metrics)
         self.log(numbers, step=step)
         self.fire("on_evaluate", metrics=numbers)
 
     def end(self, summary: Mapping[str, float]) -> None:
-        """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
+        """Log the summary with the mean metrics since the last entry, as TRL does, and call ``on_train_end``."""
         self._finish_step()
         self._end_epoch()
         self.log({**_summary(self._window), **summary})
@@ -193,7 +194,7 @@ class TrainingEvents:
 
         Args:
             logs: The metrics.
-            step: The step that they are of; the newest if left out.
+            step: The step to which the metrics belong; the newest if left out.
         """
         is_of_newest = step is None or step == self.state.global_step
         logs = {**logs, "epoch": (self.state.epoch or 0.0) if is_of_newest else self._epochs(step or 0)}
@@ -212,7 +213,7 @@ class TrainingEvents:
 
 
 def is_early_stopping(callback: Any) -> bool:
-    """Return whether a callback is transformers' own for early stopping, which the run does itself."""
+    """Return whether a callback is transformers' EarlyStoppingCallback. The run stops early by itself instead."""
     return type(callback).__name__ == "EarlyStoppingCallback" and type(callback).__module__.startswith("transformers.")
 
 
@@ -225,7 +226,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _summary(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the steps that have it; of totals and the like, the newest value."""
+    """Return the mean of each metric over the steps that have it; for totals and similar metrics, the newest value."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: [row[name] for row in rows if name in row] for name in names}
     return {name: values[-1] if is_latest(name) else sum(values) / len(values) for name, values in found.items()}

@@ -1,1 +1,1 @@
-"""`headrace keys`: named keys in the file that services read them from."""
+"""`headrace keys`: manages the named API keys in the file that the services read."""

@@ -1,4 +1,4 @@
-"""`headrace keys`: adds, lists and revokes named keys in the file that services read them from.
+"""`headrace keys`: adds, lists and revokes named API keys in the file that the services read.
 
 The file is the first of these that is given:
 
@@ -44,7 +44,7 @@ _NEW_FILE_MODE = 0o600
 
 
 def add(arguments: argparse.Namespace) -> int:
-    """Make a key, put its hash into the file, and print the key."""
+    """Make a named API key, put its hash into the keys file, and print the key."""
     with _told_in_words():
         shown = secrets.token_urlsafe(_KEY_BYTES)
         key = NamedKey(
@@ -67,7 +67,7 @@ def add(arguments: argparse.Namespace) -> int:
 
 
 def revoke(arguments: argparse.Namespace) -> int:
-    """Take a key out of the file."""
+    """Remove a key from the keys file by its name, so that the services refuse it."""
     with _told_in_words():
         path = keys_file(arguments)
         with _editing(path) as lines:
@@ -82,7 +82,7 @@ def revoke(arguments: argparse.Namespace) -> int:
 
 
 def list_keys(arguments: argparse.Namespace) -> int:
-    """Show the name, scopes and end of each key in the file. The keys themselves are kept nowhere."""
+    """Print the name, scopes and expiry of each key in the keys file. The file has only the keys' hashes."""
     with _told_in_words():
         path = keys_file(arguments)
         keys = read_keys_file(path) if path.exists() else ()
@@ -99,7 +99,7 @@ def list_keys(arguments: argparse.Namespace) -> int:
 
 
 def keys_file(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the keys file.
+    """Return the path of the keys file that the arguments or the environment choose.
 
     Raises:
         UserError: No file is named, and `headrace up` was never started here.

@@ -1,1 +1,1 @@
-"""The services as processes of this machine: `headrace up`."""
+"""Runs Redis and all services as processes of this machine, for `headrace up`."""

@@ -26,7 +26,7 @@ def has_gpu(environment: Mapping[str, str]) -> bool:
 
 
 def num_unused_gpus(environment: Mapping[str, str]) -> int:
-    """Return how many GPUs are visible that cannot be used, because the CPU build of torch is installed."""
+    """Return the number of visible GPUs that cannot be used because the CPU build of torch is installed."""
     try:
         is_cpu_build = importlib.metadata.version("torch").endswith("+cpu")
     except importlib.metadata.PackageNotFoundError:
@@ -35,7 +35,7 @@ def num_unused_gpus(environment: Mapping[str, str]) -> int:
 
 
 def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Return the environment variables of each generator, and of the trainer.
+    """Return the environment variables that give each generator, and the trainer, its cores.
 
     Generators get the first half of the cores and the training rank the rest. Two generators share a core only if
     there are more generators than cores for them. With a single core, no variables are set.

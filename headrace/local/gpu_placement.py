@@ -1,10 +1,10 @@
-"""Divides a machine's GPUs between training and the generators of a launch.
+"""Divides a machine's GPUs between training and the generators of one `headrace up`.
 
     1 GPU                    training and generator on 0; the engine takes 0.4 of its memory
     2 GPUs                   training 0      generator-0 on 1
     8 GPUs, 2 generators     training 0-5    generator-0 on 7, generator-1 on 6
 
-Training keeps its GPUs as long as the launch lasts, so the number of generators can only shrink and grow again. If the
+Training keeps its GPUs until `headrace up` ends, so the number of generators can only shrink and grow again. If the
 user gives the training ranks GPUs in HEADRACE_RANK_ENV, generators use the others.
 """
 
@@ -22,7 +22,7 @@ _SHARED = {_DEFAULT_ARGS: '{"gpu_memory_utilization": 0.4}'}
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return the names by which CUDA knows the GPUs of a process with this environment."""
+    """Return the CUDA_VISIBLE_DEVICES names of the GPUs that a process with this environment sees."""
     count, names = num_gpus(environment), environment.get(VISIBLE)
     if names is None:
         return [str(index) for index in range(count)]
@@ -32,12 +32,12 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 def place(
     gpus: list[str], environment: Mapping[str, str], *, num_at_start: int, num_generators: int
 ) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Return the environment variables of each generator, and of the trainer.
+    """Return the environment variables that give each generator, and the trainer, its GPUs.
 
     Args:
-        gpus: All GPUs of the launch.
-        environment: The launcher's environment.
-        num_at_start: Number of generators that the launch began with.
+        gpus: The names of all GPUs that `headrace up` may use.
+        environment: The environment of `headrace up`.
+        num_at_start: Number of generators with which it began.
         num_generators: Number of generators now.
 
     Raises:
@@ -70,9 +70,9 @@ def place(
 
 
 def _gpus_per_replica(environment: Mapping[str, str]) -> int:
-    """Return HEADRACE_GPUS_PER_REPLICA, by default the GPUs that the engine arguments of all replicas ask for.
+    """Return HEADRACE_GPUS_PER_REPLICA, by default the product of the parallel sizes in vLLM's engine arguments.
 
-    Values that the generator refuses count as 1.
+    Values that the generator will refuse count as 1.
     """
     text = environment.get("HEADRACE_GPUS_PER_REPLICA")
     if text is not None:
@@ -89,7 +89,7 @@ def _gpus_of_ranks(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def _table(environment: Mapping[str, str], variable: str) -> dict[str, Any]:
-    """Return the JSON object in a variable; empty if it has none, which its service refuses."""
+    """Parse the JSON object in an environment variable. Other values, which the service will refuse, count as empty."""
     try:
         table: Any = json.loads(environment.get(variable) or "{}")
     except json.JSONDecodeError:

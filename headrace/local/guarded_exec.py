@@ -18,7 +18,7 @@ _FIRST_FD = 3
 
 
 def guard(sockets: Mapping[str, int] | None = None) -> list[str]:
-    """Return the words to put in front of a command so that it ends when this process dies.
+    """Return the arguments to put in front of a command so that it gets SIGTERM when this process dies.
 
     Args:
         sockets: File descriptors of sockets for the command to listen on, by name; see shared/serving/listening.py. The

@@ -34,7 +34,7 @@ class Question:
 
 
 async def until_it_hangs(question: Question) -> float:
-    """Return once the service hangs, with the seconds since its last reaction. Cancel this to stop watching."""
+    """Wait until the service hangs, and return the seconds since its last reaction. Cancel this to stop watching."""
     silence, patience_s = Silence(), max(FIRST_REACTION_S, SILENT_S)
     while silence.seconds < patience_s:
         reacting = asyncio.create_task(_reacts(question), name=f"is port {question.port} alive")
@@ -57,21 +57,21 @@ async def until_it_hangs(question: Question) -> float:
 
 
 class Silence:
-    """Counts seconds while this process runs. A gap in which it did not run counts as two ticks at most."""
+    """Counts seconds in which this process runs. A gap, such as a laptop's sleep, counts as two seconds at most."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._looked_at = time.monotonic()
 
     def go_on(self) -> None:
-        """Count the time since the last look."""
+        """Add the time since the last call, at most two seconds."""
         now = time.monotonic()
         self.seconds += min(now - self._looked_at, 2 * _TICK_S)
         self._looked_at = now
 
 
 async def _reacts(question: Question) -> bool:
-    """Return True at the first reaction; False if nothing listens on the port."""
+    """Send the request and return True at the service's first reaction, or False if nothing listens on the port."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", question.port)
     except OSError:

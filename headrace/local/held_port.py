@@ -1,4 +1,4 @@
-"""A port of 127.0.0.1 that is bound when it is chosen and stays bound until it is closed.
+"""Holds a port of 127.0.0.1: it is bound when it is chosen, and stays bound until it is closed.
 
     chosen --> held: bound, callers are refused --handed on--> its service listens --ends--> held --> ...
 
@@ -41,7 +41,7 @@ class HeldPort:
         return f"http://{_LOOPBACK}:{self.number}"
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket, to be handed on to the service."""
+        """Return the file descriptor of the bound socket, which the service inherits and listens on."""
         return self._socket.fileno()
 
     def refuse_callers(self) -> None:
@@ -49,7 +49,7 @@ class HeldPort:
         hold(self._socket)
 
     def let_bind(self) -> None:
-        """Allow a server that cannot inherit a socket to bind the port. The kernel still assigns it to no one else."""
+        """Allow a server that cannot inherit a socket to bind the port. The kernel never assigns it as a free port."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:

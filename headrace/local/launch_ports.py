@@ -1,4 +1,4 @@
-"""Chooses the ports of one launch. Each is held from then on (held_port.py), so two launches never choose the same."""
+"""Chooses the ports of one `headrace up`, and holds them from then on, so that another one cannot choose the same."""
 
 import contextlib
 from dataclasses import dataclass
@@ -49,14 +49,14 @@ class Doors:
         return {"HEADRACE_PORT": numbers[HTTP], "HEADRACE_METRICS_PORT": numbers.get(METRICS, "0")}
 
     def close(self) -> None:
-        """Release the ports."""
+        """Release the service's ports."""
         for port in self.listeners.values():
             port.close()
 
 
 @dataclass
 class LaunchPorts:
-    """The ports of one launch."""
+    """The ports of Redis and all services of one `headrace up`."""
 
     redis: HeldPort
     trainer: Doors

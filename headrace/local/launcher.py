@@ -52,7 +52,7 @@ _REAP_EVERY_S = 5.0
 
 
 def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP, and return the exit status.
+    """Run `headrace up` until SIGINT, SIGTERM or SIGHUP, or until it cannot go on, and return the exit status.
 
     Raises:
         UserError: Another launcher runs on this state directory, or the directory cannot be used or repaired.
@@ -73,7 +73,7 @@ def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
 
 
 class Launcher:
-    """Starts the processes of one launch, and ends them all on a signal or if it cannot go on.
+    """Starts Redis and the services of one `headrace up`, and ends them all on a signal or if it cannot go on.
 
     Args:
         settings: The options of `headrace up`.
@@ -103,7 +103,7 @@ class Launcher:
         self._exit_code = 0
 
     async def run(self) -> int:
-        """Start everything, wait for a reason to stop, end everything."""
+        """Start all processes, wait for a signal or a fatal problem, end all processes, and return the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -150,7 +150,7 @@ class Launcher:
         await self._scale_when_told(services, redis_url)
 
     async def _start_redis(self, services: RunningServices) -> str:
-        """Return the URL of a Redis that answers: the user's own, or the embedded one."""
+        """Start the embedded Redis unless the user named another one. Wait until Redis answers, and return its URL."""
         redis_url = self._settings.redis_url
         if redis_url is None:
             password = self._keys.redis_password
@@ -179,7 +179,7 @@ class Launcher:
             self._stop.set()
 
     async def _announce_when_ready(self, services: RunningServices) -> None:
-        """Wait for the run API, and briefly for the other services that a submit needs; then print all addresses."""
+        """Wait for the run API, and briefly for rewarder and sessions service. Then print all addresses."""
         slow_at = time.monotonic() + _SLOW_START_S
         while not await self._answers(self._ports.trainer.url):
             await asyncio.sleep(_READY_EVERY_S)
@@ -195,7 +195,10 @@ class Launcher:
                 self._say(line)
 
     async def _wait_for_checkers(self, services: RunningServices) -> None:
-        """Wait until each of them answers, crashes, or its time is up. Its SupervisedProcess reports a crash."""
+        """Wait until rewarder and sessions service each are ready or have crashed, for at most 20 s in all.
+
+        Both check parts of a run when it is submitted. Crashes are reported elsewhere, by SupervisedProcess.
+        """
         give_up_at = time.monotonic() + _CHECKERS_START_S
         for name, doors in ((REWARDER, self._ports.rewarder), (SESSIONS, self._ports.sessions)):
             while not await self._answers(doors.url):
@@ -239,7 +242,7 @@ class Launcher:
                 await scaling.place(specs, is_outdated=self._scaled.is_set)
 
     async def _answers(self, url: str) -> bool:
-        """Return whether a service is ready."""
+        """Return whether the service at this URL is ready, according to its /readyz."""
         try:
             return (await self._http.get(f"{url}/readyz")).is_success
         except httpx.HTTPError:
@@ -271,7 +274,7 @@ class Launcher:
         await services.end_all()
 
     def _sweep(self) -> None:
-        """End the processes that services left behind."""
+        """End the processes that services started and left behind."""
         left = process_table.descendants(os.getpid())
         process_table.end(left, patience_s=_SWEEP_PATIENCE_S)
 
@@ -285,7 +288,7 @@ async def _reap_orphans() -> None:
 
 
 def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> list[str]:
-    """Return the lines that tell the user, once the API answers, where everything is."""
+    """Return the lines that show the user the addresses, the key and the logs once `headrace up` is ready."""
     served = (TRAINER, REWARDER, SESSIONS, *("generator" for _ in endpoint.generator_urls)) if metrics_port else ()
     return [
         "headrace is up.",
@@ -302,7 +305,7 @@ def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> l
 
 
 def _end_leftovers(state: StateDir, say: Callable[[str], None]) -> None:
-    """End the services of a launcher that was killed. Since this process has the lock, that launcher is gone."""
+    """End the services that a killed launcher left behind. This process has its lock, so that launcher is gone."""
     endpoint = state.endpoint()
     if endpoint is None:
         return

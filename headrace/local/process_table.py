@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
 
 
 def mark(pid: int) -> ProcessMark | None:
-    """Return the mark of a process; None if it does not exist or is a zombie."""
+    """Return the pid and start time that identify a process; None if it does not exist or is a zombie."""
     state = _stat(pid)
     return None if state is None or state[0] in "ZX" else ProcessMark(pid, state[2])
 
@@ -49,16 +49,16 @@ def descendants(ancestor: int) -> list[ProcessMark]:
 
 
 class OrphanReaper:
-    """Reaps adopted orphans that have ended: without a parent that waits for them, they stay zombies.
+    """Reaps ended processes that this process adopted from dead parents and that would otherwise stay zombies.
 
-    A child that was started here is reaped by whoever started it, before a second look finds it.
+    Own children are reaped by the code that started them, before a second look finds them.
     """
 
     def __init__(self) -> None:
         self._seen = frozenset[ProcessMark]()
 
     def look(self) -> None:
-        """Reap the zombies that were children of this process at the last look, too. It blocks for milliseconds."""
+        """Reap the zombie children that the previous call found too. It blocks for milliseconds."""
         found = frozenset(_zombies(os.getpid()))
         for process in found & self._seen:
             with contextlib.suppress(ChildProcessError):
@@ -101,7 +101,7 @@ def _send(process: ProcessMark, number: signal.Signals) -> None:
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """Return (state, parent, start in clock ticks after boot)."""
+    """Return a process's state letter, parent pid and start (clock ticks after boot); None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -33,7 +33,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class Damage:
-    """The first damaged file.
+    """The first damaged append-only file of the embedded Redis, in replay order.
 
     Attributes:
         num_good_bytes: Bytes before the damage. They are not used for a base file, of which nothing can be kept.
@@ -54,7 +54,7 @@ class Damage:
 
 
 def why_unreadable(directory: Path, *, last_words: str) -> str:
-    """Return which file a server could not read, and what to do; empty if it ended for another reason.
+    """Return a sentence with the file that Redis could not read and the repair; empty if it ended for another reason.
 
     Args:
         directory: The server's data directory.
@@ -75,7 +75,7 @@ def why_unreadable(directory: Path, *, last_words: str) -> str:
 
 
 def repair(directory: Path) -> str:
-    """Cut the damaged files, and return a description of the repair.
+    """Cut the append-only files of the embedded Redis where they are damaged, and describe the repair in a sentence.
 
     Raises:
         UserError: The files cannot be read or written.
@@ -146,7 +146,7 @@ def _cut(damage: Damage) -> str:
 
 
 def _put_in_place(file: Path, to: Path) -> None:
-    """Rename a file so that a power loss leaves the old one or the new one, whole."""
+    """Replace ``to`` by ``file`` so that after a power loss either the old or the new file is there, whole."""
     sync(file)
     file.replace(to)
     sync(to.parent)

@@ -1,4 +1,4 @@
-"""The processes of one launch that are supervised now: starts, replaces and ends them.
+"""Starts, replaces and ends the services of one `headrace up`, and keeps each of them alive.
 
 start --> supervised --> end, or replace
                     +--> refuses to run: reported with its exit code, and no longer started
@@ -13,10 +13,10 @@ from headrace.local.supervised_process import ServiceSpec, SupervisedProcess
 
 
 class RunningServices:
-    """The processes, in the order in which they were started.
+    """The services that run now, in the order in which they were started.
 
     Args:
-        tasks: Supervises them.
+        tasks: Runs a supervising task for each service.
         say: Prints a line for the user.
         on_start: Called after each start of a process.
         on_refusal: Called with a service that refused to run, and its exit code.
@@ -65,7 +65,7 @@ class RunningServices:
             await asyncio.gather(*(self._end_one(one) for one in self._running if one.spec.name in names))
 
     def specs(self) -> dict[str, ServiceSpec]:
-        """Return the specs of the services, by name."""
+        """Return each running service's spec (command, environment, ports), by name."""
         return {service.spec.name: service.spec for service in self._running}
 
     def processes(self) -> dict[str, ProcessMark]:

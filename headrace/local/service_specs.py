@@ -1,4 +1,4 @@
-"""The processes of headrace on one machine, with their commands and environments.
+"""Makes the commands and environments of the processes that `headrace up` starts.
 
     redis --> trainer (run API; spawns ranks)   rewarder   sessions   generator-0 .. generator-(N-1)
                                                                       or one process of N simulated generators
@@ -67,12 +67,12 @@ class UpSettings:
 
     @property
     def num_generator_processes(self) -> int:
-        """Number of generator processes."""
+        """The number of generator processes. Simulated generators share a single one."""
         return 1 if self.num_simulated else self.num_generators
 
 
 def trainer_stop_timeout_s(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds that the trainer has to end: those of a rank for its checkpoint, and as many as a service."""
+    """Return the seconds that the trainer has to end: 15, plus the time for a rank's last checkpoint (at least 15)."""
     try:
         rank_s = float(environment.get(_RANK_STOP_GRACE, _STOP_TIMEOUT_S))
     except ValueError:  # the trainer refuses it
@@ -81,7 +81,7 @@ def trainer_stop_timeout_s(environment: Mapping[str, str] = os.environ) -> float
 
 
 def end_patience_s() -> float:
-    """Return the seconds that a launcher in this environment has to end all services."""
+    """Return the seconds that a `headrace up` in this environment has to end all services."""
     return trainer_stop_timeout_s() + _OTHERS_END_S
 
 
@@ -104,7 +104,7 @@ def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec
 def service_specs(
     settings: UpSettings, state: StateDir, *, keys: Keys, ports: LaunchPorts, redis_url: str
 ) -> list[ServiceSpec]:
-    """Return the services. The trainer is first, because it is ended first: its ranks save a checkpoint."""
+    """Return the commands, environments and ports of the trainer, generators, rewarder and sessions service."""
     common = _common_environment(state, redis_url)
     secrets = _secrets(keys, redis_url)
     # The rewarder does not get the internal key: requests between it and other services carry the API key.
@@ -170,7 +170,7 @@ def generator_spec(
     doors: Doors,
     num_generators: int,
 ) -> ServiceSpec:
-    """Return the generator with this index, of ``num_generators``. Indices begin at 0."""
+    """Return the spec of generator ``index`` (from 0) of ``num_generators``, with its share of the GPUs or cores."""
     for_generators, _ = placement(settings, num_generators)
     name = f"generator-{index}"
     own = {**doors.environment, "HEADRACE_REPLICA_ID": name, **for_generators[index]}
@@ -188,7 +188,7 @@ def generator_spec(
 
 
 def placement(settings: UpSettings, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Return the variables that give each generator, and the trainer, its GPUs or cores.
+    """Return the environment variables that give each generator, and the trainer, its GPUs or cores.
 
     Raises:
         UserError: There are too few GPUs.

@@ -1,4 +1,4 @@
-"""The directory in which a launcher keeps its keys, addresses, logs and data.
+"""The state directory, in which `headrace up` keeps its keys, addresses, logs and data.
 
     .headrace/         0700   used by one launcher at a time
       keys/            0600   api_key, internal_key, redis_password: made once and kept; api_keys: named keys
@@ -32,7 +32,7 @@ _KEY_BYTES = 24
 
 @dataclass(frozen=True)
 class Keys:
-    """The secrets of one state directory."""
+    """The API key, internal key and Redis password of the services of one state directory."""
 
     api_key: str = field(repr=False)
     internal_key: str = field(repr=False)
@@ -49,7 +49,7 @@ class ProcessMark:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The addresses and processes of a running launcher and its services."""
+    """The addresses of the services that `headrace up` runs, and its processes. Stored in endpoint.json."""
 
     api_url: str
     rewarder_url: str
@@ -79,7 +79,7 @@ def choose_state_dir(named: str | None) -> Path:
 
 
 class StateDir:
-    """Reads and writes one state directory."""
+    """Reads and writes the files of one state directory (keys, addresses, logs, runs)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,10 +114,10 @@ class StateDir:
             ) from error
 
     def lock(self) -> IO[str]:
-        """Return the open lock file. Its holder is the only launcher on this directory until the file is closed.
+        """Return the open lock file. Until it is closed, no other `headrace up` can use this directory.
 
         Raises:
-            UserError: Another launcher has it.
+            UserError: Another `headrace up` has the lock, or the directory cannot be locked.
         """
         file = (self.path / "lock").open("a+", encoding="utf-8")
         try:
@@ -140,7 +140,7 @@ class StateDir:
         return Keys(*(self._key(name) for name in ("api_key", "internal_key", "redis_password")))
 
     def key_file(self, name: str) -> Path:
-        """Return the path of a key's file."""
+        """Return the path of the file with this secret, such as ``api_key``."""
         return self.path / "keys" / name
 
     def _key(self, name: str) -> str:
@@ -195,7 +195,7 @@ class StateDir:
         write_privately(self.redis_url_file, url + "\n")
 
     def redis_url(self) -> str:
-        """Return the URL of the services' Redis; empty if no launcher has written one.
+        """Return the URL of the services' Redis; empty if `headrace up` has not written one.
 
         Raises:
             UserError: The file cannot be read.
@@ -214,7 +214,7 @@ class StateDir:
         self.generators_file.unlink(missing_ok=True)
 
     def want_generators(self, count: int) -> None:
-        """Write the wanted number of generators. The launcher reads it when it gets SIGUSR1."""
+        """Write the wanted number of generators. `headrace up` reads it when it gets SIGUSR1."""
         write_privately(self.generators_file, f"{count}\n")
 
     def wanted_generators(self) -> int | None:
@@ -226,7 +226,7 @@ class StateDir:
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Replace a file atomically, also with respect to a power loss. Only its owner can read it, at any time."""
+    """Replace a file atomically, even if the power fails. Only its owner can ever read it."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

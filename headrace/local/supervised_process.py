@@ -2,7 +2,7 @@
 
     start --> runs --> exit 2 or 3   the service refuses to run: no restart, its message is shown
                 |----> any other exit: restart after a pause that doubles, up to ten seconds
-                |----> cannot be started, as without its log's directory: said, and tried again in the same way
+                |----> cannot be started, for example if its log cannot be opened: tried again in the same way
                 |----> silent for a minute (hang_watch.py): SIGKILL to its process group, then restart in the same way
                 +----> end(): SIGTERM, and SIGKILL to its process group after stop_timeout_s
 
@@ -54,7 +54,7 @@ class ServiceSpec:
 
 
 class SupervisedProcess:
-    """Runs one service.
+    """Runs one service as a child process, and restarts it after a crash.
 
     Args:
         spec: The service.
@@ -73,7 +73,11 @@ class SupervisedProcess:
         self._log_starts_at = 0
 
     async def keep_alive(self) -> int | None:
-        """Run until `end` is called (returns None) or the service refuses (returns its exit code)."""
+        """Run the service, and restart it after crashes, until `end` is called or it refuses to run.
+
+        Returns:
+            None after `end`. If the service refused, 2 (a user's error) or 3 (replaced by a newer process).
+        """
         pause_s = _FIRST_PAUSE_S
         try:
             while not self._is_ending.is_set():
@@ -108,7 +112,7 @@ class SupervisedProcess:
             self._has_ended.set()
 
     def start_no_more(self) -> None:
-        """Do not restart the service when it ends."""
+        """From now on, do not restart the service when it ends."""
         self._is_ending.set()
 
     async def end(self, *, hurry: asyncio.Event) -> bool:
@@ -169,7 +173,7 @@ class SupervisedProcess:
             )
 
     async def _until_it_ends(self, child: asyncio.subprocess.Process) -> int:
-        """Return the exit status of a service that was just started."""
+        """Wait until a service that was just started ends, and return its exit status. A hanging service is killed."""
         self.process = process_table.mark(child.pid)
         self.num_starts += 1
         self._on_start()
@@ -186,7 +190,7 @@ class SupervisedProcess:
                 port.refuse_callers()
 
     async def _end_if_it_hangs(self, pid: int) -> None:
-        """Kill the service and its process group once it hangs. Not if `end` was called, which has its own deadline."""
+        """Kill the service and its process group once it hangs, unless `end` was called, which has its own deadline."""
         silent_s = await until_it_hangs(self.spec.question)
         if self._is_ending.is_set():
             return
@@ -207,7 +211,7 @@ def _describe(code: int) -> str:
 
 
 async def _first_of(event: asyncio.Event, hurry: asyncio.Event, *, timeout_s: float) -> bool:
-    """Wait for either event; return whether the first one is set."""
+    """Wait for either event, for at most ``timeout_s``. Return whether ``event`` is set."""
     waits = [
         asyncio.create_task(event.wait(), name="wait for the end"),
         asyncio.create_task(hurry.wait(), name="wait for hurry"),

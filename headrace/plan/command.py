@@ -1,4 +1,4 @@
-"""`headrace plan`: computes what a run needs, from sizes and measured rates."""
+"""`headrace plan`: computes the machines, memory and time that a run needs, from sizes and measured rates."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ FITS, DOES_NOT_FIT, WRONG_ARGUMENTS = 0, 1, 2
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Show a plan. Return 0, 1 if something does not fit into memory, or 2 if the arguments are wrong."""
+    """Print a run's plan. Return 1 if something does not fit into memory, 2 if the arguments are wrong, otherwise 0."""
     try:
         work, ran = workload(arguments)
     except HeadraceError as error:
@@ -57,12 +57,12 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def too_tight(rows: list[Row]) -> list[str]:
-    """Return the sections with too little memory. A slow section is only a warning."""
+    """Return the sections (trainer, generator) with too little GPU memory. Warnings in other sections do not count."""
     return list(dict.fromkeys(row.section for row in rows if row.is_warning and row.section in (TRAINER, GENERATOR)))
 
 
 def all_rows(work: Workload, ran: Measured | None = None) -> list[Row]:
-    """Return all rows of the plan."""
+    """Compute all rows of the plan. ``ran`` adds the peak memory that was measured in a run."""
     rows = trainer_rows(work)
     if ran is not None and ran.device_peak_bytes is not None:
         section = rows[0].section
@@ -78,6 +78,7 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
 
     Raises:
         UserError: The settings or the model are wrong.
+        HeadraceApiError: The named run could not be read.
     """
     ran = None
     if arguments.from_run:
@@ -115,7 +116,7 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
 
 
 def as_json(work: Workload, rows: list[Row]) -> str:
-    """Return the plan as one JSON object: for each name of each section its value, unit and derivation."""
+    """Return the plan as one JSON object, with value, unit and derivation of each row by section and name."""
     plan_by_section: dict[str, dict[str, Any]] = {}
     for row in rows:
         section = plan_by_section.setdefault(row.section, {})

@@ -1,4 +1,4 @@
-"""Takes settings, lengths and rates from a run and its metrics.
+"""Computes the lengths and rates for a plan from a run and its metrics.
 
     GET /v1/runs/{run_id}          settings, number of live generators
     GET /v1/runs/{run_id}/metrics  one line per step; the first quarter is warm-up and is left out
@@ -23,7 +23,7 @@ BUSY = 0.9
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of a run. None means unknown."""
+    """Settings, mean lengths and rates of a run, from its metrics. None means unknown."""
 
     run_id: str
     config: dict[str, Any]
@@ -36,7 +36,7 @@ class Measured:
 
 
 def read_run(client: HeadraceClient, named: str) -> Measured:
-    """Return the measurements of a run.
+    """Read a run and its metrics from the run API, and compute its mean lengths and rates.
 
     Raises:
         UserError: The run has made too few steps.
@@ -101,7 +101,10 @@ def _prompt_tokens(
     warm: Sequence[Mapping[str, Any]],
     completion: float | None,
 ) -> float | None:
-    """Return the mean prompt length. ``num_tokens`` adds prompt and completion of each rollout, one batch at a time."""
+    """Return the mean prompt length in tokens.
+
+    It is derived from ``num_tokens``, the running sum of the prompt and completion lengths of all trained rollouts.
+    """
     if completion is None:
         return None
     lines = [line for line in warm if line.get("completions/mean_length") is not None]

@@ -1,7 +1,8 @@
-"""Main memory of the machines: for loading the model, for writing checkpoints, for a copy of the weights that deltas
-are computed from, and for staged weights that have no room on a GPU. Pure.
+"""Computes the main memory that a trainer node and a generator replica need. Pure.
 
-Not counted: data sets, and the few GiB that Python, torch and vLLM need in each process.
+It counts the memory for loading the model, for writing checkpoints, for the copy of the last push from which deltas are
+computed, and for staged weights that have no room on a GPU. It does not count data sets, or the few GiB that Python,
+torch and vLLM need in each process.
 """
 
 from headrace.plan.memory import MASTER, saved_bytes, staged_bytes
@@ -12,7 +13,7 @@ HOST = "main memory of a machine"
 
 
 def host_rows(work: Workload) -> list[Row]:
-    """Return the sum for a trainer node and for a generator replica. Unknown sums are left out."""
+    """Return the rows on the main memory of a trainer node and of a generator replica. Unknown numbers are left out."""
     return _of_trainer(work) + _of_replica(work)
 
 
@@ -34,7 +35,7 @@ def _of_trainer(work: Workload) -> list[Row]:
 
 
 def _loading(work: Workload) -> Row:
-    """Return what the first rank takes until the model is on its GPU, or shared out among the ranks."""
+    """Return the row on the memory that the first training rank needs while it loads the model."""
     config = work.config
     if config.use_peft and config.load_in_4bit:
         return _row("trainer node", 0.0, "the base in 4 bits is loaded onto the GPU")

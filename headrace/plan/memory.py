@@ -1,4 +1,6 @@
-"""Memory of trainer, generator and checkpoints, part by part. Pure; docs/operations.md has the formulas.
+"""Computes the GPU memory of trainer and generator, and the disk space of checkpoints, part by part. Pure.
+
+docs/operations.md has the formulas, with these letters:
 
 P  parameters   A  parameters of adapters   N  training ranks   t  GPUs that hold a replica's weights once
 b  bytes of a number in `dtype`
@@ -31,7 +33,7 @@ def saved_bytes(config: RunConfig) -> int:
 
 
 def trainer_rows(work: Workload) -> list[Row]:
-    """Return what one training rank keeps in its GPU's memory."""
+    """Return the rows on one training rank's GPU memory, and on its main memory while it writes a checkpoint."""
     config, ranks, count = work.config, work.trainer_gpus, work.num_parameters
     over = f" / {ranks} ranks" if ranks > 1 else ""
     if config.use_peft:
@@ -68,7 +70,7 @@ def trainer_rows(work: Workload) -> list[Row]:
 
 
 def generator_rows(work: Workload) -> list[Row]:
-    """Return what one GPU of a replica keeps in memory, and how many sequences fit."""
+    """Return the rows on the memory of one GPU of a generator replica, and on the number of sequences that fit."""
     gpus, weights = work.engine.gpus_of_a_model, _served_bytes(work)
     over = f" / {gpus} GPUs" if gpus > 1 else ""
     how = f"{weights * gpus / work.num_parameters:.3g} bytes x parameters{over}"
@@ -76,7 +78,7 @@ def generator_rows(work: Workload) -> list[Row]:
 
 
 def disk_rows(work: Workload) -> list[Row]:
-    """Return the disk space that checkpoints take."""
+    """Return the rows on the disk space of one checkpoint and of all that a run keeps; empty if it is unknown."""
     config = work.config
     saved = work.adapter_parameters if config.use_peft else work.num_parameters
     if saved is None:
@@ -102,7 +104,7 @@ def disk_rows(work: Workload) -> list[Row]:
 
 
 def groups_that_fit(work: Workload) -> tuple[float, float] | None:
-    """Return how many groups fit on a replica at full length and at mean length; None if that is unknown."""
+    """Return how many prompt groups a replica decodes at once, at full length and at mean length; None if unknown."""
     free, per_token = _room_bytes(work), _bytes_per_token(work)
     if free is None or per_token is None or work.completion_tokens is None:
         return None
@@ -176,9 +178,10 @@ def _kv_rows(work: Workload) -> list[Row]:
 
 
 def staged_bytes(work: Workload) -> tuple[float, bool | None] | None:
-    """Return the bytes a worker stages and whether they fit on its GPU (None: unknown); None if nothing is staged.
+    """Return the bytes of weights that a vLLM worker stages, and whether they fit on its GPU (None: unknown).
 
-    Adapters are always staged, and in main memory, because vLLM loads them from files.
+    Returns None if nothing is staged, or if the size of the adapters is unknown. Adapters are always staged in main
+    memory, because vLLM loads them from files.
     """
     if work.config.use_peft:
         adapters = work.adapter_parameters
@@ -249,14 +252,14 @@ def _room(work: Workload) -> list[Row]:
 
 
 def _served_bytes(work: Workload) -> float:
-    """Return the weights on one GPU of a replica."""
+    """Return the bytes of weights on one GPU of a generator replica."""
     is_4bit = work.config.use_peft and work.config.load_in_4bit
     whole = _nf4_bytes(work) if is_4bit else work.dtype_bytes * work.num_parameters
     return whole / work.engine.gpus_of_a_model
 
 
 def _room_bytes(work: Workload) -> float | None:
-    """Return the bytes of a GPU that are left for the KV cache."""
+    """Return the bytes of a generator's GPU that are left for the KV cache; None if its memory is unknown."""
     if work.gpu_bytes is None:
         return None
     return _utilization(work) * work.gpu_bytes - _served_bytes(work) - (work.engine_bytes or 0.0)
@@ -286,7 +289,7 @@ def _kv_bytes(work: Workload) -> int:
 
 
 def _num_seqs(work: Workload) -> int:
-    """Return how many sequences one engine decodes at once."""
+    """Return vLLM's max_num_seqs: how many sequences one engine decodes at once."""
     is_large = work.gpu_bytes is not None and work.gpu_bytes >= _LARGE_GPU_BYTES
     return int(work.config.vllm.get("max_num_seqs") or (_NUM_SEQS_OF_LARGE_GPU if is_large else _NUM_SEQS))
 

@@ -19,7 +19,7 @@ _QK_NORM = frozenset({"qwen3", "qwen3_moe"})
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A causal language model.
+    """The sizes of a causal language model, from its config.json.
 
     Attributes:
         num_parameters: The number of weights; None if the config does not determine it.
@@ -45,18 +45,18 @@ class ModelShape:
     max_position_embeddings: int | None = None
 
     def splits_over(self, tensor_parallel: int) -> bool:
-        """Whether vLLM can split the layers over these GPUs: heads divide evenly, key-value heads divide or repeat."""
+        """Whether vLLM can split layers over this many GPUs: heads divide evenly, key-value heads divide or repeat."""
         whole, copied = self.num_kv_heads % tensor_parallel, tensor_parallel % self.num_kv_heads
         return self.num_heads % tensor_parallel == 0 and 0 in (whole, copied)
 
     def kv_numbers_per_token(self, *, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Return how many numbers the fullest GPU caches for a token: in its layers, for its heads (at least one)."""
+        """Return how many numbers the fullest GPU's KV cache holds for one token, in its layers and for its heads."""
         heads, layers = -(-self.num_kv_heads // tensor_parallel), -(-self.num_attention_layers // pipeline_parallel)
         return 2 * layers * heads * self.head_dim
 
 
 def model_shape(config: Mapping[str, Any], *, where: str) -> ModelShape:
-    """Return the shape that a config.json describes.
+    """Compute the sizes of a model from the content of its config.json. ``where`` names the file in messages.
 
     Raises:
         UserError: The config does not describe a transformer with an ordinary KV cache.

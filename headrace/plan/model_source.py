@@ -26,7 +26,7 @@ _TIMEOUT_S = 20.0
 
 
 def read_shape(model: str, *, revision: str | None = None, num_parameters: float | None = None) -> ModelShape:
-    """Return the shape of a model.
+    """Read the sizes of a model from its config.json, in a directory or at the Hugging Face hub.
 
     Args:
         model: A directory, the path of a config.json, or a hub id.
@@ -101,7 +101,7 @@ def _table(text: str, where: str) -> Mapping[str, Any]:
 
 
 def _count(directory: Path) -> int | None:
-    """Return the number of weights in the files; None if no file is found, or a file cannot be read."""
+    """Return the number of weights in a directory's safetensors files; None if there is none, or one is unreadable."""
     files = [file for file in sorted(directory.glob("*.safetensors")) if "adapter" not in file.name]
     counts = [_count_in(file) for file in files]
     known = [count for count in counts if count is not None]

@@ -1,4 +1,6 @@
-"""Computes how many generators keep a trainer busy, and how stale samples are. Pure; docs/operations.md derives it.
+"""Computes how many generators and reward workers keep a trainer busy, and how stale samples are. Pure.
+
+docs/operations.md derives the formulas, with these letters:
 
 R  sampled tokens the trainer trains a second        g  sampled tokens a replica samples a second
 I  passes over a batch (num_iterations)              T  seconds of a step that never waits
@@ -30,7 +32,10 @@ _TAKES_TURNS = "with max_staleness: 0 sampling and training take turns: no numbe
 
 
 def pace_rows(work: Workload) -> list[Row]:
-    """Return the rows that follow from the known rates."""
+    """Return the rows on speed: groups in flight, rates, the duration of a step, generators and staleness.
+
+    Rows that depend on an unknown rate are left out, or say how to measure it.
+    """
     rates, tokens, step_s = work.rates, work.tokens_per_step, step_seconds(work)
     rows = [
         _row("groups in flight", work.max_unsettled, "groups", "at most: whole batches in (S + 1) x groups_per_step"),
@@ -49,7 +54,7 @@ def pace_rows(work: Workload) -> list[Row]:
 
 
 def reward_rows(work: Workload) -> list[Row]:
-    """Return the number of reward workers that a run keeps busy."""
+    """Return the rows on rewards: the groups to score per second, and the reward workers that they keep busy."""
     groups_per_s = groups_per_second(work)
     if groups_per_s is None:
         return []
@@ -78,7 +83,7 @@ def groups_per_second(work: Workload) -> float | None:
 
 
 def step_seconds(work: Workload) -> float | None:
-    """Return T, a step's sampled tokens divided by R; None if either is unknown."""
+    """Return the seconds of a step that never waits: its sampled tokens over the trainer's rate; None if unknown."""
     tokens, rate = work.tokens_per_step, work.rates.trainer_tokens_per_s
     return None if tokens is None or rate is None else tokens / rate
 

@@ -1,6 +1,6 @@
-"""Computes what Redis holds of a run at most: the size of an encoded group, times the number of groups.
+"""Computes the most memory that a run takes in Redis: the size of an encoded group, times the number of groups.
 
-What is recorded of a group while sessions play it takes about as much, and is gone once the group is there.
+In agent runs, the recorded turns of a group take about as much. They are deleted once the group is complete.
 """
 
 import math
@@ -22,7 +22,7 @@ _REWRITE = 2
 
 
 def group_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: int, reward_funcs: list[str]) -> int:
-    """Return the size of an encoded scored group of these lengths. Columns of the data set are not counted."""
+    """Return the bytes of an encoded scored group with these lengths. Columns of the data set are not counted."""
     total = prompt_tokens + completion_tokens
     row = TokenRow(
         token_ids=pack_ids(np.zeros(total, dtype=np.int32)),
@@ -55,7 +55,10 @@ def group_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: 
 
 
 def redis_rows(work: Workload) -> list[Row]:
-    """Return the most memory that a run's streams take. Lengths are means, and evaluations are not counted."""
+    """Return the rows on the most memory that a run's streams take in Redis.
+
+    Lengths are means, and evaluations are not counted.
+    """
     config = work.config
     if work.completion_tokens is None:
         return [Row(REDIS, "a group", None, "bytes", "give --completion-tokens, or --from-run")]

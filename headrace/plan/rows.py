@@ -27,7 +27,7 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """The value in a form for people."""
+        """The value with its unit, for people; ``?`` if it is unknown."""
         if self.value is None:
             return "?"
         if self.unit == "bytes":

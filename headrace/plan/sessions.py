@@ -1,4 +1,4 @@
-"""Computes what the sessions of a run with tools take: replicas, recordings in Redis, processor time."""
+"""Computes the needs of an agent run's sessions service: replicas, recordings in Redis, processor time."""
 
 import math
 
@@ -24,7 +24,7 @@ _TURN_CPU = (
 
 
 def recorded_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: int) -> int:
-    """Return the size of the recordings of a group whose rollouts have one turn each."""
+    """Return the bytes of the turns recorded in Redis for one group, if each of its rollouts has a single turn."""
     text, tokens = "x" * (_TEXT_BYTES_PER_TOKEN * completion_tokens), np.zeros(completion_tokens)
     turn = SampledTurn(
         appended_ids=pack_ids(np.zeros(prompt_tokens, dtype=np.int32)),
@@ -42,7 +42,7 @@ def recorded_bytes(*, num_generations: int, prompt_tokens: int, completion_token
 
 
 def session_rows(work: Workload) -> list[Row]:
-    """Return the rows of a run with tools; none of another run."""
+    """Return the rows on the sessions service; empty if the run is not an agent run."""
     if not work.config.is_agentic:
         return []
     groups, generations = work.max_unsettled, work.config.num_generations

@@ -44,7 +44,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Engine:
-    """How one generator replica is split over GPUs.
+    """The split of one generator replica over GPUs.
 
     Attributes:
         tensor_parallel: Number of GPUs that share each layer, split by key-value heads.
@@ -58,18 +58,18 @@ class Engine:
 
     @property
     def gpus_of_a_model(self) -> int:
-        """Number of GPUs that hold the weights once."""
+        """The number of GPUs that together hold one copy of the weights."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs of the replica."""
+        """The number of GPUs of the replica."""
         return self.gpus_of_a_model * self.data_parallel
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One run on some machines. Lengths are means, in tokens. None means unknown, such as the shape of any model."""
+    """The run, machines and rates that a plan is computed for. Lengths are means, in tokens. None means unknown."""
 
     config: RunConfig
     shape: ModelShape | None
@@ -108,7 +108,9 @@ class Workload:
 
 
 def spread(config: RunConfig, shape: ModelShape | None, *, num_gpus: int | None) -> Engine:
-    """Return how the run's vllm section splits a replica. If ``num_gpus`` is given, it sets the tensor parallelism.
+    """Return how a generator replica is split over GPUs by the parallel sizes in the run's vllm section.
+
+    If ``num_gpus`` is given, the tensor parallelism is chosen so that the replica has this many GPUs.
 
     Raises:
         UserError: vLLM cannot split the model this way. The message lists the numbers of GPUs that work.

@@ -1,4 +1,4 @@
-"""Turns the reward function that a person names into its name in a run and the directories to search for it.
+"""Resolves a user's argument to a reward function: its name in a run, and the directories to search for it.
 
 my_rewards.py:judge, some/where/my_rewards.py:judge    the file's own directory
 package.module:judge, accuracy_reward                  as `headrace up` searches: HEADRACE_REWARD_PATH, the current
@@ -22,7 +22,7 @@ REWARD_MODULES_VARIABLE = "HEADRACE_REWARD_MODULES"
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """A reward function as a run would name it.
+    """A reward function's name in a run file, and the places to import it from.
 
     Args:
         name: ``module:function``, or a built-in.
@@ -36,7 +36,7 @@ class NamedFunction:
 
 
 def named_function(text: str) -> NamedFunction:
-    """Return the function that ``text`` names.
+    """Resolve a user's argument, such as ``my_rewards.py:judge``, to a reward function, without importing it.
 
     Raises:
         UserError: ``text`` names no function, a reward model, or a file that is missing or cannot be imported by name.
@@ -73,7 +73,7 @@ def named_function(text: str) -> NamedFunction:
 
 
 def _refuse_hidden(file: Path) -> None:
-    """Refuse a file whose module has another module's name: the other one is found first, here and in a run."""
+    """Raise UserError if another module has the file's name, because Python would import that module instead."""
     name = file.stem
     if name in sys.stdlib_module_names:
         hidden_by = f"the standard module {name}"

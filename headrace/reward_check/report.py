@@ -1,6 +1,6 @@
-"""Shows the result of a check: a table of completions, and a summary.
+"""Formats the result of `headrace rewards check`: a table of completions, and a summary.
 
-Both say what a trainer would do with each group, by the trainer's own rules.
+Both show how a trainer would treat each group, computed with the trainer's own functions.
 """
 
 import statistics
@@ -25,11 +25,11 @@ _STYLES = {"scored": "green", "not_applicable": "dim"}
 
 @dataclass(frozen=True)
 class GroupView:
-    """The trainer's view of one group.
+    """The rewards and advantages that a trainer would compute for one prompt group, and the group's fate.
 
     Args:
         rewards: The weighted sum of rewards for each completion; None if it is unscored.
-        advantages: One for each completion; None if the group is not trained on, or teaches nothing.
+        advantages: One for each completion; None if too few completions are scored, or all rewards are equal.
         fate: ``trained``, ``zero_std`` or ``unscorable``.
     """
 
@@ -39,7 +39,7 @@ class GroupView:
 
 
 def training_view(outcomes: Sequence[RewardOutcome]) -> GroupView:
-    """Return what a trainer would do with a group, given one outcome for each completion."""
+    """Compute how a trainer would treat a prompt group, given the function's outcome for each completion."""
     rewards_G = combined_rewards([(outcome,) for outcome in outcomes])
     rewards = tuple(float(reward) if np.isfinite(reward) else None for reward in rewards_G)
     if not is_scorable(rewards_G):
@@ -51,7 +51,7 @@ def training_view(outcomes: Sequence[RewardOutcome]) -> GroupView:
 
 
 def table(groups: Sequence[RowGroup], trial: Trial) -> Table:
-    """Return one line for each completion."""
+    """Return a table with the outcome, value and advantage of each completion."""
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("row", "completion", "outcome", "value", "advantage", "detail"):
         view.add_column(column, justify="right" if column in ("row", "value", "advantage") else "left")
@@ -70,7 +70,7 @@ def table(groups: Sequence[RowGroup], trial: Trial) -> Table:
 
 
 def summary(name: str, read: RowGroups, trial: Trial) -> Iterator[str]:
-    """Yield the summary, one line at a time."""
+    """Yield the lines of the summary: the function, its outcomes, values and latency, and the trained groups."""
     outcomes = [outcome for group in trial.outcomes for outcome in group]
     inspected = trial.inspected
     yield f"function:    {name}, {inspected.kind}{f', version {inspected.version}' if inspected.version else ''}"

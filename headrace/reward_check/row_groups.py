@@ -24,7 +24,7 @@ GOLD_COLUMNS = ("solution", "answer")
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A prompt with completions to score."""
+    """A row of a data set as a prompt group: the prompt, the other columns, and completions to score."""
 
     row: int
     prompt: Prompt
@@ -50,7 +50,7 @@ class RowGroups:
 
 
 def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_column: str | None) -> RowGroups:
-    """Read the first rows of a data set.
+    """Read the first rows of a data set, and make a prompt group with completions from each.
 
     Args:
         settings: ``dataset_name`` and a run's other options about data.

@@ -111,9 +111,9 @@ async def try_function(
 
 @contextlib.contextmanager
 def _environment_of_a_service() -> Generator[None]:
-    """Let workers import as a service's workers do, without the user's current directory.
+    """Set the environment variables of a service's process, so that workers do not import from the current directory.
 
-    The standard library itself would import a `random.py` from there.
+    Otherwise even the standard library would import a `random.py` from there.
     """
     wanted = importable_environment()
     before = {name: os.environ.get(name) for name in wanted}
@@ -130,7 +130,10 @@ def _environment_of_a_service() -> Generator[None]:
 
 @contextlib.contextmanager
 def _told(what: str, say: Callable[[str], None]) -> Generator[None]:
-    """Call ``say`` if this takes long. A thread does it, so it works while a function blocks the event loop."""
+    """Call ``say(what)`` if the block takes longer than 4 s.
+
+    The call is made in another thread, so it also works while a reward function blocks the event loop.
+    """
     timer = threading.Timer(SAY_AFTER_S, say, (what,))
     timer.daemon = True
     timer.start()
@@ -173,7 +176,7 @@ def _call(group: RowGroup, reward_kwargs: dict[str, dict[str, Any]]) -> RewardCa
 
 
 class _Heard(logging.Handler):
-    """Keeps what the rewarder logs about the function."""
+    """A log handler that keeps the rewarder's warnings that have a stack trace."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -187,7 +190,7 @@ class _Heard(logging.Handler):
         logging.getLogger("services.rewarder").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message with a stack trace. The table shows the content of the others."""
+        """Keep a message with a stack trace. The outcomes already contain the text of other messages."""
         message = record.getMessage().strip()
         if "\n" in message:
             self.messages.append(message)

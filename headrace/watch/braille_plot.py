@@ -29,7 +29,7 @@ def braille_curve(
     first: float,
     last: float,
 ) -> list[str]:
-    """Return `height` lines of `width` characters.
+    """Draw a curve as `height` lines of `width` braille characters.
 
     A straight line joins each point with the next. Where a column of dots has several points, it shows their mean.
 
@@ -53,10 +53,10 @@ def braille_curve(
 
 
 def merged(curves: Sequence[Sequence[str]], letters: Sequence[str] = ()) -> list[list[tuple[str, int]]]:
-    """Return curves of one size on top of each other: for each cell its character and the number of the curve.
+    """Overlay curves of equal size. Return the lines of cells, each a character and the number of the cell's curve.
 
-    A cell with dots of several curves belongs to the last of them. ``letters`` are put on the curves, one letter a
-    curve, every few columns: of curves that begin together, in different columns.
+    A cell with dots of several curves gets the number of the last. Each curve is marked every few columns with its
+    letter from ``letters``. Curves that begin together have their letters in different columns.
     """
     lines: list[list[tuple[str, int]]] = []
     for of_curves in zip(*curves, strict=True):
@@ -93,7 +93,7 @@ def nice_bounds(values: Sequence[float]) -> tuple[float, float]:
 def _by_column(
     points: Sequence[tuple[float, float]], columns: int, first: float, last: float
 ) -> list[tuple[int, float]]:
-    """Return the columns that have points, from left to right, each with the mean of its values."""
+    """Map points to columns of dots. Return each column that has points, with the mean of their values."""
     found: dict[int, list[float]] = {}
     for step, value in points:
         share = (step - first) / (last - first) if last > first else 0.0
@@ -110,7 +110,7 @@ def _joined(means: Sequence[tuple[int, float]]) -> Iterator[tuple[int, float]]:
 
 
 def _dots_between(last: int | None, row: int) -> range:
-    """Return the rows to draw in this column. A steep change is drawn as a vertical line."""
+    """Return the rows of dots to set in a column. A steep change since the last column becomes a vertical line."""
     if last is None or last == row:
         return range(row, row + 1)
     return range(row, last) if row < last else range(last + 1, row + 1)
@@ -122,13 +122,13 @@ def _row(value: float, rows: int, low: float, high: float) -> int:
 
 
 def _cells_of_columns(curve: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Return the rows and columns of the cells with dots, for each column of a curve."""
+    """Return a list for each column of a curve, with the (row, column) of the cells that have dots."""
     columns = range(len(curve[0]))
     return [[(row, column) for row, line in enumerate(curve) if ord(line[column]) != _EMPTY] for column in columns]
 
 
 def _union(dots: Sequence[int]) -> int:
-    """Return the dots of several cells in one."""
+    """Combine the bit masks of several cells' dots into one."""
     found = 0
     for of_cell in dots:
         found |= of_cell

@@ -1,4 +1,4 @@
-"""Draws what a run learns: evaluations, reward functions, completions and the policy, as tables for the panel.
+"""Builds the part of the `headrace watch` panel about learning: evaluations, rewards, completions and the policy.
 
     evaluation    0.812 at step 50, best 0.840 at step 40
     reward function      mean    std   failed   latency
@@ -23,7 +23,7 @@ _SHORT_S, _SHORTEST_S = 0.01, 0.0001
 
 
 def learning_rows(watch: RunWatch) -> list[tuple[str, str, str]]:
-    """Return a label, a text and the name of the metric to draw beside it, for each row that has numbers."""
+    """Return the panel's rows that have numbers, each as its label, its text, and the metric to draw beside it."""
     rows = [
         ("evaluation", evaluation_in_words(watch), "eval_reward"),
         (
@@ -59,7 +59,7 @@ def evaluation_in_words(watch: RunWatch) -> str:
 
 
 def reward_table(watch: RunWatch, width: int) -> Table | None:
-    """Return one row a reward function, at most ``width`` characters wide; None before the first step."""
+    """Return a table with a row per reward function, at most ``width`` characters wide; None before the first step."""
     names = watch.reward_functions
     if not names:
         return None
@@ -87,7 +87,7 @@ def reward_table(watch: RunWatch, width: int) -> Table | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration with its unit; a dash if it is unknown."""
+    """Format seconds with a unit, such as ``20 ms`` or ``1.5 s``; a dash if they are unknown."""
     if seconds is None:
         return "-"
     if seconds >= 1:

@@ -36,10 +36,10 @@ _DROPPED = "groups/dropped/"
 
 
 class RunReader(Protocol):
-    """Reads runs: a client of the run API, or a RunDirectory."""
+    """The methods for reading a run that HeadraceClient (run API) and RunDirectory (files) have in common."""
 
     def get(self, run_id: str) -> Run:
-        """Return the run."""
+        """Return the run's record, with its settings, status and progress."""
         ...
 
     def metrics(self, run_id: str) -> Rows:
@@ -47,7 +47,7 @@ class RunReader(Protocol):
         ...
 
     def evaluations(self, run_id: str) -> Rows:
-        """Return the evaluations, oldest first."""
+        """Return the metrics of every evaluation, oldest first."""
         ...
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
@@ -56,7 +56,7 @@ class RunReader(Protocol):
 
 
 class RunDirectory:
-    """The run in one directory. Its ``run_id`` is the directory's name.
+    """Reads one run from its directory. The ``run_id`` is the directory's name.
 
     Args:
         path: The directory.
@@ -85,7 +85,7 @@ class RunDirectory:
         return self._config.get("name")
 
     def get(self, run_id: str) -> Run:
-        """Return as much of the run as its files contain."""
+        """Return the run's record as the run API would, as far as its files contain it. Its status is ``on disk``."""
         lines, began = self.metrics(run_id), self._beginning()
         last: Mapping[str, Any] = lines[-1] if lines else {}
         best = best_in_files(self.path, self._config)
@@ -131,7 +131,7 @@ class RunDirectory:
         return read_metrics(self.path, after_step=-1, limit=sys.maxsize)[0]
 
     def evaluations(self, run_id: str) -> Rows:
-        """Return the evaluations, oldest first."""
+        """Return the metrics of every evaluation, oldest first."""
         return read_evaluations(self.path, after_step=-1, limit=sys.maxsize)[0]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
@@ -169,7 +169,11 @@ def checkpoint_steps(run_dir: Path) -> list[int]:
 
 
 def directories_in(path: Path) -> list[RunDirectory]:
-    """Return the runs whose directories are in ``path``, the one whose metrics changed last first."""
+    """Return the runs whose directories are in ``path``, sorted by their last change, newest first.
+
+    Raises:
+        UserError: ``path`` cannot be read.
+    """
     try:
         found = [run_dir for run_dir in Path(os.path.expanduser(path)).iterdir() if (run_dir / "config.json").is_file()]
     except OSError as error:

@@ -4,8 +4,8 @@ r"""Draws the metrics of one run or several, one picture a metric: as an image, 
                           \--> drawn      --> braille, one colour a run, and one letter if there are several
 
 The steps are on the x-axis, the same for all runs. A run that continues another begins at the step from which it
-continues; a run that began by itself, or with weights only, continues 0 steps. Evaluations have metrics with the prefix
-``eval_``.
+continues. All others, including runs that took only the weights of a checkpoint, begin at 0. Evaluations have metrics
+with the prefix ``eval_``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ Runs = Mapping[str, RunWatch]
 
 
 def labels_of(runs: Sequence[RunWatch]) -> dict[str, RunWatch]:
-    """Return the runs by label: the run's name, with its id if another run has the name or it has none."""
+    """Label each run with its name, with its id if it has no name, or with both if several runs have the name."""
     names = [str(run.run.get("name") or run.run_id) for run in runs]
     return {
         (f"{name} ({run.run_id})" if names.count(name) > 1 and name != run.run_id else name): run
@@ -41,10 +41,10 @@ def labels_of(runs: Sequence[RunWatch]) -> dict[str, RunWatch]:
 
 
 def metrics_to_draw(runs: Runs, wanted: Sequence[str]) -> list[str]:
-    """Return ``wanted``, or the DEFAULT_METRICS that a run has.
+    """Return the ``wanted`` metrics or, if there are none, those of DEFAULT_METRICS with values in any run.
 
     Raises:
-        UserError: No run has a wanted metric, or any number at all.
+        UserError: A wanted metric has no value in any run, or there is nothing to draw.
     """
     there = {
         name
@@ -109,7 +109,7 @@ def draw_image(runs: Runs, metrics: Sequence[str], path: Path) -> None:
 
 
 def drawn(runs: Runs, metrics: Sequence[str], *, width: int) -> RenderableType:
-    """Return the pictures for a terminal of ``width`` columns."""
+    """Draw a picture of each metric as text for a terminal of ``width`` columns."""
     return Group(*(_picture(runs, metric, width=width) for metric in metrics))
 
 
@@ -151,12 +151,12 @@ def _picture(runs: Runs, metric: str, *, width: int) -> Text:
 
 
 def _yet(runs: Iterable[RunWatch]) -> str:
-    """Return the word for a value that may still come, after a space; nothing if all of the runs have ended."""
+    """Return `` yet`` for a message about a missing value, or an empty string if all of the runs have ended."""
     return "" if all(run.has_ended for run in runs) else " yet"
 
 
 def _points(run: RunWatch, metric: str) -> list[tuple[int, float]]:
-    """Return a metric's steps and values. The steps include those that the run continues."""
+    """Return a metric's steps and values. The steps of earlier runs that this run continues are counted too."""
     return [(run.steps_before + step, value) for step, value in run.points(metric)]
 
 

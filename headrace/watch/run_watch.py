@@ -33,7 +33,7 @@ _QUEUES = {
 
 
 class RunWatch:
-    """Everything that the views show about one run."""
+    """Holds the record, metrics and messages of one run, and derives the values that the views show."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -45,7 +45,7 @@ class RunWatch:
         self.messages: deque[str] = deque(maxlen=_NUM_MESSAGES)
 
     def take_run(self, run: Run) -> None:
-        """Replace the run's record."""
+        """Replace the run's record by a newer one from the run API."""
         self.run, self._has_moved = run, False
 
     def take_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -60,13 +60,13 @@ class RunWatch:
         self.by_step[step] = numbers
 
     def take_evaluation(self, metrics: Mapping[str, Any]) -> None:
-        """Store one evaluation."""
+        """Store the metrics of one evaluation under the step at which it began."""
         numbers = _numbers(metrics)
         if "step" in numbers:
             self.evaluations[int(numbers["step"])] = numbers
 
     def take_event(self, event: Event) -> None:
-        """Store the metrics or the messages of an event."""
+        """Store the metrics and messages in an event of the run's event stream."""
         if event.kind == "metrics":
             last = self.step
             self.take_metrics(event.data)
@@ -82,7 +82,7 @@ class RunWatch:
 
     @property
     def status(self) -> str:
-        """The run's status."""
+        """The run's status: queued, running, paused, finished, stopped or failed, or ``on disk`` if read from files."""
         return str(self.run["status"])
 
     @property
@@ -146,7 +146,10 @@ class RunWatch:
         return words.get(self.status, "no step was made")
 
     def steps_in_words(self, of: str) -> str:
-        """Return the steps made and the last step, joined by ``of``, and again with the steps of earlier runs."""
+        """Return the steps made and the steps of the whole run, joined by ``of``, such as ``12/60``.
+
+        If the run continues others, both numbers follow once more with the steps of those runs included.
+        """
         before = self.steps_before
         in_all = f" ({before + self.step}{of}{before + self.max_steps} in all)" if before else ""
         return f"{self.step}{of}{self.max_steps}{in_all}"
@@ -160,7 +163,7 @@ class RunWatch:
 
     @property
     def queues(self) -> str:
-        """The number of prompt groups in each stream; after the run has ended, only dead letters."""
+        """The number of prompt groups in each stream, in words. Of an ended run, only dead letters are counted."""
         depths = cast("dict[str, int]", self.run.get("queues") or {})
         return ", ".join(
             f"{depths[name]} {words}"
@@ -170,15 +173,15 @@ class RunWatch:
 
     @property
     def step(self) -> int:
-        """Optimizer steps made."""
+        """The number of optimizer steps that the run has made."""
         return max([int(self._progress().get("step", 0)), *self.by_step])
 
     @property
     def max_steps(self) -> int:
-        """Optimizer steps of the whole run; 0 while unknown.
+        """The number of optimizer steps of the whole run, without the steps of earlier runs; 0 while unknown.
 
-        A number that a user has changed is in the settings at once, and in the progress when the training rank has
-        followed it: after a second, or when it is started again.
+        After `headrace edit --max-steps`, the settings have the new number at once. The run's progress has it when the
+        training rank has read it, within about a second or at its next start.
         """
         reported = max(0, int(self._progress().get("max_steps", 0)))
         asked = int(self._config.get("max_steps") or 0) - self.steps_before
@@ -186,7 +189,7 @@ class RunWatch:
 
     @property
     def steps_before(self) -> int:
-        """Optimizer steps that other runs made before this one continued them."""
+        """The number of optimizer steps that other runs made before this one continued them."""
         return int(self._beginning.get("steps_before") or 0)
 
     @property
@@ -201,12 +204,12 @@ class RunWatch:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Groups dropped, by reason."""
+        """The number of dropped prompt groups for each reason."""
         return {str(reason): int(number) for reason, number in self._progress().get("groups_dropped", {}).items()}
 
     @property
     def num_in_flight(self) -> int:
-        """Groups that were admitted but are neither trained nor dropped yet."""
+        """The number of prompt groups that were admitted but are neither trained nor dropped yet."""
         return self.count("groups_admitted") - self.count("groups_trained") - sum(self.dropped.values())
 
     def series(self, name: str) -> list[float]:
@@ -219,7 +222,7 @@ class RunWatch:
         return [(step, row[name]) for step, row in sorted(rows.items()) if name in row]
 
     def last(self, name: str) -> float | None:
-        """Return a metric's newest value."""
+        """Return a metric's newest value; None if it has none."""
         values = self.series(name)
         return values[-1] if values else None
 
@@ -233,7 +236,7 @@ class RunWatch:
         return None if started is None else max(0.0, at_s - float(started))
 
     def seconds_left(self) -> float | None:
-        """Return an estimate from the pace of the newest steps; None while this is unknown.
+        """Estimate the seconds until the run's last step from the pace of its newest steps; None while this is unknown.
 
         Pauses do not count, nor does one gap that is much longer than any other, such as a night without services.
         """
@@ -248,7 +251,7 @@ class RunWatch:
 
     @property
     def _config(self) -> dict[str, Any]:
-        """The settings; empty for a run of a list."""
+        """The run's settings; empty if the record comes from a list of runs, which leaves them out."""
         return cast("dict[str, Any]", self.run.get("config") or {})
 
     @property
@@ -261,7 +264,7 @@ class RunWatch:
 
 
 def messages_in(event: Event) -> list[str]:
-    """Return the messages of an event, each in one line."""
+    """Return an event's messages for the user, each on one line: log messages, pauses and failed pushes."""
     found: list[object] = []
     if event.kind == "log":
         found = [event.data.get("message")]

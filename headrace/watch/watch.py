@@ -73,7 +73,7 @@ def follow(
 
 
 class _Follower:
-    """Keeps a RunWatch up to date."""
+    """Keeps a RunWatch (the state of a watched run) up to date from the event stream and by polling the run API."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Follower:
 
 
 def take_all(watch: RunWatch, runs: RunReader) -> None:
-    """Take all metrics and evaluations of the run."""
+    """Read all metrics and evaluations of a run, and store them in ``watch``."""
     for metrics in runs.metrics(watch.run_id):
         watch.take_metrics(metrics)
     for evaluation in runs.evaluations(watch.run_id):
@@ -171,7 +171,7 @@ def take_all(watch: RunWatch, runs: RunReader) -> None:
 
 
 def _draws_in_notebook(console: Console) -> bool:
-    """Return whether the output is a notebook in which rich can redraw."""
+    """Return whether the console is a notebook in which rich can redraw its output."""
     return console.is_jupyter and find_spec("ipywidgets") is not None
 
 
@@ -188,9 +188,10 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 
 def _print_lines(follower: _Follower, console: Console) -> None:
-    """Print a line every few seconds if the state has changed, and otherwise once a minute. Says a long reason once.
+    """Follow the run without a terminal: print its state every few seconds if it has changed, else once a minute.
 
-    Messages of the run are printed as they come, of many at once the newest; warnings once.
+    A long reason for a wait or pause is printed in full only once. The run's messages are printed as they arrive, at
+    most the newest 10 at a time. Each kind of warning is printed once.
     """
 
     def print_line(text: str) -> None:
@@ -219,7 +220,7 @@ def _print_lines(follower: _Follower, console: Console) -> None:
 
 
 def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event | None]", stop: threading.Event) -> None:
-    """Put the run's events into the queue, and None at their end.
+    """Read the run's events in a thread of their own. Put them into the queue, and None at their end.
 
     If the stream fails for good, polling still shows the run and its metrics.
     """

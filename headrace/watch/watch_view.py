@@ -31,12 +31,12 @@ _STATUS_STYLE = {
 
 
 def status_style(status: str) -> str:
-    """Return the colour of a status."""
+    """Return the rich style in which a run's status is shown, such as ``bold red``."""
     return _STATUS_STYLE.get(status, "cyan")
 
 
 def panel(watch: RunWatch, *, now_s: float, width: int, height: int | None = None) -> RenderableType:
-    """Return the whole panel, at most `width` characters wide. If it is higher than `height`, its plot is lower."""
+    """Return the panel with a run's whole state, at most `width` characters wide. Its plot shrinks to fit `height`."""
     width = min(width, MAX_WIDTH)
     inner = width - 6
     status = Text(watch.status, style=status_style(watch.status))
@@ -61,12 +61,12 @@ def panel(watch: RunWatch, *, now_s: float, width: int, height: int | None = Non
 
 
 def line(watch: RunWatch, *, now_s: float, said: Container[str] = ()) -> str:
-    """Return the state of the run in one line, for logs; of long reasons in ``said`` only the beginning."""
+    """Return the run's elapsed time and state in one line, for logs. Long reasons that are in ``said`` are cut."""
     return _after(watch.seconds_gone(now_s), state(watch, said=said))
 
 
 def message_line(watch: RunWatch, message: str, *, at_s: float | None) -> str:
-    """Return a line with a message of the run, sent ``at_s`` seconds after 1970; None for an unknown time."""
+    """Return a line with a message of the run and the run's elapsed time at ``at_s`` (Unix seconds; None: unknown)."""
     return _after(None if at_s is None else watch.seconds_to(at_s), message)
 
 
@@ -75,7 +75,10 @@ def _after(gone_s: float | None, text: str) -> str:
 
 
 def reasons(watch: RunWatch) -> set[str]:
-    """Return why the run is paused or waits, without the numbers, which change all the time: ``said`` of a line."""
+    """Return the reasons for which the run is paused or waits, to be passed as ``said`` once they were printed.
+
+    Their digits are removed, because numbers in a reason change all the time.
+    """
     return {_without_numbers(watch.reason), _without_numbers(watch.waiting_for)}
 
 
@@ -84,13 +87,13 @@ def _without_numbers(text: str) -> str:
 
 
 def _unless_said(reason: str, said: Container[str]) -> str:
-    """Return a reason; if it is long and was said, only its beginning."""
+    """Return a reason for a pause or wait. If it is long and in ``said``, return only its beginning."""
     is_cut = len(reason) > _LONG_REASON and _without_numbers(reason) in said
     return f"{reason[:_LONG_REASON]}…" if is_cut else reason
 
 
 def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
-    """Return the line without the elapsed time. Two equal states mean that nothing has changed."""
+    """Return the run's state in one line, without the elapsed time. Equal lines mean that nothing has changed."""
     parts = [f"step {watch.steps_in_words('/')}" if watch.max_steps else watch.progress_in_words]
     rates = (
         ("throughput/generated_tokens_per_s", "generated {:,.0f} tokens/s"),
@@ -119,7 +122,7 @@ def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return m:ss, or h:mm:ss."""
+    """Format seconds as m:ss, or as h:mm:ss from one hour on."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
@@ -218,6 +221,6 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
 
 
 def _values(watch: RunWatch, form: str, *names: str, factor: float = 1.0) -> str:
-    """Return the newest values of the metrics in the text ``form``; a dash while a value is unknown."""
+    """Format the newest values of the metrics, times ``factor``, with ``form``; a dash while a value is unknown."""
     values = [value for name in names if (value := watch.last(name)) is not None]
     return form.format(*(factor * value for value in values)) if len(values) == len(names) else "-"
