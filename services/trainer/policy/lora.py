@@ -47,11 +47,13 @@ def add_adapters(lm: Any, config: RunConfig) -> None:
     from peft import inject_adapter_in_model
 
     targets = _targets(lm, config.lora_target_modules)
+    described = lora_config(config, targets)
+    described.exclude_modules = _outside_decoder(lm)
     is_meta = next(cast(nn.Module, lm).parameters()).is_meta
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(config.seed)
     try:
-        inject_adapter_in_model(lora_config(config, targets), lm, adapter_name=_NAME, low_cpu_mem_usage=is_meta)
+        inject_adapter_in_model(described, lm, adapter_name=_NAME, low_cpu_mem_usage=is_meta)
     except ValueError as error:
         raise UserError(f"PEFT cannot put adapters into this model: {error}", field="lora_target_modules") from error
     finally:
@@ -212,11 +214,31 @@ def fingerprint(lm: Any, *, dtype: torch.dtype | None = torch.bfloat16) -> int:
 
 
 def linear_layers(lm: Any) -> set[str]:
-    """Return the names of the layers that can have adapters: all linear layers but the last projection."""
+    """Return the names of the layers that can have adapters: the language model's, without the last projection."""
+    prefix = _decoder_prefix(lm)
+    return {name for name in _all_linear(lm) if name.startswith(prefix)}
+
+
+def _all_linear(lm: Any) -> set[str]:
     head = lm.get_output_embeddings()
     return {
         name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and name and module is not head
     }
+
+
+def _decoder_prefix(lm: Any) -> str:
+    """Return the prefix of the names of the language model's layers; an empty string if there is nothing else."""
+    decoder = lm.get_decoder()
+    return next((f"{name}." for name, module in lm.named_modules() if name and module is decoder), "")
+
+
+def _outside_decoder(lm: Any) -> str | None:
+    """Return PEFT's ``exclude_modules``: a pattern for all layers outside the decoder, such as a vision tower's, some
+    of which have the same names; None if no linear layer is there.
+    """
+    if _all_linear(lm) == linear_layers(lm):
+        return None
+    return rf"(?!{re.escape(_decoder_prefix(lm))}).*"
 
 
 def _targets(lm: Any, wanted: list[str] | None) -> list[str]:

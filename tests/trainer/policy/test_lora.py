@@ -12,12 +12,25 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from headrace.cli.command_line import main
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.data.prompt_encoder import load_tokenizer
-from services.trainer.policy.lora import add_adapters, fingerprint, linear_layers
+from services.trainer.policy.lora import (
+    add_adapters,
+    describe_adapters,
+    fingerprint,
+    linear_layers,
+    write_adapters,
+)
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
 from services.trainer.policy.trained_weights import AdapterWeights
@@ -319,3 +332,35 @@ def test_adapters_of_the_text_part_of_a_checkpoint_are_pushed_with_the_prefix_of
     buckets = WeightBuckets(lm, dtype=torch.float32)
     assert set(chain.from_iterable(buckets.gather(part) for part in range(len(buckets)))) == pushed
     assert {name for name, _ in buckets.described()} == pushed
+
+
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize("targets", [None, ["q_proj", "o_proj"]])
+def test_a_vision_tower_whose_layers_have_the_same_names_gets_no_adapters(
+    targets: list[str] | None, tmp_path: Path
+) -> None:
+    text = {
+        "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14,
+    }  # fmt: skip
+    whole = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4))
+    whole.save_pretrained(tmp_path / "base")
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert any(name.endswith("vision_model.encoder.layers.0.self_attn.q_proj") for name, _ in lm.named_modules())
+    add_adapters(lm, make_config(tmp_path / "base", **LORA, lora_target_modules=targets))
+    adapters = AdapterWeights(lm, base={}, model="")
+    assert len(adapters.live()) == 2 * 2 * len(targets or LAYERS)
+    assert all(".language_model." in name for name in [*adapters.live(), *adapters.pushed()])
+
+    write_adapters(adapters.live(), tmp_path)
+    describe_adapters(lm, None, tmp_path)
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path)
+    assert {name for name, _ in loaded.named_parameters() if "lora_" in name} == {
+        name.replace(".weight", ".default.weight") for name in adapters.live()
+    }
