@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from services.generator.engine import engine_failure
 from services.generator.engine.adapter import serving_request
 from services.generator.engine.engine_config import (
+    check_limits,
     cores_of_worker,
     known_engine_args,
     make_vllm_config,
@@ -157,6 +158,7 @@ class Engine:
         final: Any = None
         try:
             params = SamplingParams(**arguments)
+            check_limits(params, self.client.get_tokenizer(), self.client.vllm_config)
             # Of a prompt that is only ids, vLLM would first make this form in a thread.
             prompt = tokens_input(list(prompt_ids))
             async for output in self.client.generate(prompt, params, request_id, lora_request=self.lora_request):

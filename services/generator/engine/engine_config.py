@@ -153,11 +153,12 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
     tokenizers: Any = vllm.tokenizers  # partly untyped
     try:
         params = SamplingParams(**sampling_arguments(config, num_completions=config.num_generations))
+        tokenizer = tokenizers.cached_tokenizer_from_config(vllm_config.model_config)
         params.verify(
             vllm_config.model_config,
             vllm_config.speculative_config,
             vllm_config.structured_outputs_config,
-            tokenizer := tokenizers.cached_tokenizer_from_config(vllm_config.model_config),
+            tokenizer,
         )
         check_limits(params, tokenizer, vllm_config)
     except (VLLMError, *_REFUSALS) as error:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from services.generator.engine.engine_config import check_limits
+from shared.run_options.generation import GenerationKwargs
 from tests.generator.test_generation import a_config
 from tests.generator.turns.chat_models import QWEN_3, make_tokenizer
 
@@ -64,12 +65,27 @@ def test_bad_words_are_texts() -> None:
         check(is_new=False, bad_words=[1])
 
 
-async def test_options_that_vllm_refuses_cost_the_group_and_not_the_engine(tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"temperature": 3.0}, "temperature must be in"),
+        ({"generation_kwargs": GenerationKwargs(bad_words=[f"{letter}{'x' * 100}" for letter in "abcdefghijk"])},
+         "bad_words: "),
+    ],
+)  # fmt: skip
+async def test_options_that_would_end_the_engine_cost_the_group_and_not_the_engine(
+    option: dict[str, Any], why: str, tiny_model: Path
+) -> None:
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
     from services.generator.engine.engine import Engine
     from shared.errors import MessageError
 
     engine = Engine.__new__(Engine)
-    engine.client = SimpleNamespace(weights_label="0")  # it is asked for no more
-    config = a_config(tiny_model).model_copy(update={"temperature": 3.0})
-    with pytest.raises(MessageError, match="temperature must be in"):
+    vllm_config = SimpleNamespace(use_v2_model_runner=True, model_config=SimpleNamespace(max_model_len=100))
+    tokenizer = get_cached_tokenizer(make_tokenizer(QWEN_3))
+    # It has no method that samples.
+    engine.client = SimpleNamespace(weights_label="0", vllm_config=vllm_config, get_tokenizer=lambda: tokenizer)
+    config = a_config(tiny_model).model_copy(update=option)
+    with pytest.raises(MessageError, match=why):
         await engine.complete([5, 6], num_completions=2, config=config, request_id="a")
