@@ -20,7 +20,7 @@ def redis_address(url: str, environment: Mapping[str, str]) -> str:
     if not url:
         return ""
     if not url.startswith(("redis://", "rediss://")):
-        raise UserError(f"{url.partition('@')[2] or url} is not a redis:// or rediss:// address")
+        raise UserError(f"{url.rpartition('@')[2]} is not a redis:// or rediss:// address")
     try:
         parts = _split(url)
     except UserError:
@@ -38,7 +38,7 @@ def redis_address(url: str, environment: Mapping[str, str]) -> str:
 def refuse_unless_http(url: str) -> None:
     """Raise UserError unless the address is empty or an http:// or https:// URL."""
     if url and not (url.startswith(("http://", "https://")) and _split(url).hostname):
-        raise UserError(f"{url} is not an http:// or https:// address")
+        raise UserError(f"{url.rpartition('@')[2]} is not an http:// or https:// address")
 
 
 def is_loopback(url: str) -> bool:

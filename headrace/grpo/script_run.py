@@ -32,8 +32,8 @@ from shared.run_options.grpo_config import DEFAULT_OUTPUT_DIR
 
 _PIPE_WIDTH: Final = 120
 _LINK: Final = "headrace-run.json"
-_IS_ENDING: Final = "/problems/run-is-ending"
 """File in ``output_dir`` that names the run, so that another process can go on with it."""
+_IS_ENDING: Final = "/problems/run-is-ending"
 
 
 class ScriptRun:

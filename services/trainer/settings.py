@@ -139,7 +139,7 @@ class TrainerSettings(ServiceSettings):
     @classmethod
     def _services_have_http_addresses(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url} is not an http:// or https:// address")
+            raise ValueError(f"{url.rpartition('@')[2]} is not an http:// or https:// address")
         return url
 
     @model_validator(mode="after")

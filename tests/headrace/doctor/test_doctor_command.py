@@ -34,10 +34,12 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "no headrace service found"),
         (["--url", "trainer:8400"], "trainer:8400 is not an http:// or https:// address"),
+        (["--url", "htp://user:secret@trainer"], "trainer is not an http:// or https:// address"),
         (["--url", "http://"], "is not an http:// or https:// address"),
         (["--url", "http://[::1"], "cannot be read"),
         (["--url", "http://a:99999"], "cannot be read"),
         (["--redis-url", "http://user:secret@redis"], "redis is not a redis:// or rediss:// address"),
+        (["--redis-url", "http://user:a@secret@redis"], "redis is not a redis:// or rediss:// address"),
         (["--redis-url", "redis://:secret/def@redis:6379/0"], "percent-encode the password in it"),
     ],
 )
