@@ -34,13 +34,13 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, incarnation: int) -> Non
         FencedError: A newer incarnation owns the run.
         StateLostError: Redis no longer holds the run, or was restored from an older state.
     """
-    found = await patiently(lambda: redis.get(keys.epoch), what="reading the epoch", timeout_s=60)
+    found = await patiently(lambda: redis.get(keys.epoch), what="reading the incarnation", timeout_s=60)
     if found is None:
         raise StateLostError(f"Redis no longer holds run {keys.run_id}; it was wiped or the run was deleted")
     if int(found) > incarnation:
-        raise FencedError(f"epoch {incarnation} of run {keys.run_id} was superseded by {int(found)}")
+        raise FencedError(f"incarnation {incarnation} of run {keys.run_id} was superseded by {int(found)}")
     if int(found) < incarnation:
         raise StateLostError(
-            f"Redis went back in time: run {keys.run_id} is at epoch {int(found)} there, and was at {incarnation}. It "
-            "was restored from an older state"
+            f"Redis went back in time: run {keys.run_id} is at incarnation {int(found)} there, and was at "
+            f"{incarnation}. It was restored from an older state"
         )

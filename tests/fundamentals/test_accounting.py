@@ -145,7 +145,7 @@ async def test_an_old_trainer_that_wakes_up_can_neither_admit_nor_ack(
         await old.admission.admit(1)
     with pytest.raises(FencedError):
         await old.scored.ack(old.scored.settled())
-    with pytest.raises(FencedError, match="epoch 1 of run run-test was superseded by 2"):
+    with pytest.raises(FencedError, match="incarnation 1 of run run-test was superseded by 2"):
         await check_not_fenced(redis, run_keys, 1)  # the saver asks this before every checkpoint
     await check_not_fenced(redis, run_keys, 2)
     assert await new.step() == [0, 1]

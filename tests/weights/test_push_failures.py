@@ -184,7 +184,7 @@ async def test_a_redis_that_forgot_this_trainer_is_lost_state_and_no_newer_train
     redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, incarnation: int
 ) -> None:
     await redis.set(run_keys.epoch, incarnation - 1)
-    with pytest.raises(StateLostError, match=f"at epoch {incarnation - 1} there, and was at {incarnation}"):
+    with pytest.raises(StateLostError, match=f"at incarnation {incarnation - 1} there, and was at {incarnation}"):
         await quick_sender.push(weights(0.0), policy_version=0)
     assert await required(redis, run_keys) is None
 

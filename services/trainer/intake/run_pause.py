@@ -99,7 +99,7 @@ class RunPause:
         if wishes.desired == "run" if pause.by == "user" else wishes.num_resumes > pause.num_resumes:
             return "a user resumed it"
         if pause.by == "rewards" and self._failures.has_recovered:
-            return "a probe group was scored successfully"
+            return "a test group was scored successfully"
         return ""
 
     async def _begin(self, pause: Pause) -> None:

@@ -81,7 +81,7 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_test_group_th
     told = await watcher.statuses()
     assert told == [
         {"status": "paused", "by": "rewards", "reason": paused.reason, "reward_func": "parity", "failed_ratio": 1.0},
-        {"status": "running", "reason": "a probe group was scored successfully"},
+        {"status": "running", "reason": "a test group was scored successfully"},
     ]
 
 
