@@ -6,6 +6,8 @@ All services use it. The errors come from the layers before the application (acc
 does not know. Its own error schemas are replaced, because no service answers with them.
 """
 
+import json
+import re
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from shared.access.route_table import INTERNAL, MEANINGS, ErrorForm, Route, Rout
 PROBLEM_JSON: Final = "application/problem+json"
 _SCHEME: Final = "key"
 _OF_THE_FRAMEWORK: Final = ("HTTPValidationError", "ValidationError")
+_REFERENCE: Final = re.compile(r'"#/components/schemas/([^"]+)"')
 _EVERYWHERE: Final = (422, 500, 503)
 _WITH_A_KEY: Final = (401, 403)
 _WITH_A_BODY: Final = (400, 408, 413)
@@ -118,7 +121,23 @@ def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
                 _complete(document["paths"][path][method], route)
         if not document["paths"][path]:
             del document["paths"][path]
+    _remove_unused(schemas, _referenced(document["paths"]))
     return document
+
+
+def _remove_unused(schemas: dict[str, Any], used: set[str]) -> None:
+    """Remove all schemas but the used ones and those to which they refer. The others are of internal routes."""
+    new = used
+    while new:
+        new = {name for known in new for name in _referenced(schemas.get(known))} - used
+        used |= new
+    for name in schemas.keys() - used:
+        del schemas[name]
+
+
+def _referenced(part: Any) -> set[str]:
+    """Return the names of the schemas to which a part of a document refers."""
+    return set(_REFERENCE.findall(json.dumps(part)))
 
 
 def _scheme() -> dict[str, Any]:
