@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 _TRY_AGAIN_S = 30.0
 """Pause before the code of a run that could not be used is loaded again: a server may be back, or a file mended."""
 _MAX_CHECKS = 4
+"""Most checks of tools at a time. Each starts processes."""
 _GRACE_S = 2.0
 """Seconds beyond the deadline of each part of a check, so that a part that is too slow is named."""
-"""Most checks of tools at a time. Each starts processes."""
 
 
 class RunFollower:
