@@ -66,6 +66,7 @@ class SessionsService:
             queue_timeout_s=settings.queue_timeout_s,
             import_timeout_s=settings.import_timeout_s,
             metrics=self._metrics,
+            role="agent",
         )
         self._agent_http = agent_http_client()
         limits = settings.http_limits()

@@ -36,10 +36,13 @@ class SessionMetrics:
             registry=self.registry,
         )  # fmt: skip
         self._worker_kills = Counter(
-            "headrace_session_worker_kills", "Tool workers replaced, by reason", ["reason"], registry=self.registry
+            "headrace_session_worker_kills",
+            "Workers of tools and agents replaced, by reason",
+            ["reason"],
+            registry=self.registry,
         )
         self._waiting_for_worker = Gauge(
-            "headrace_session_calls_waiting", "Tool calls that wait for a worker", registry=self.registry
+            "headrace_session_calls_waiting", "Calls of tools and agents that wait for a worker", registry=self.registry
         )
         self._forks = Counter(
             "headrace_session_forks",

@@ -71,7 +71,11 @@ class PoolMetrics(Protocol):
 
 
 class WorkerPool(Generic[AnswerT, DescriptionT]):
-    """A pool of ``num_workers`` processes that run users' functions. Use it as an async context manager."""
+    """A pool of ``num_workers`` processes that run users' functions. Use it as an async context manager.
+
+    ``role`` says in messages what the functions are, and is part of the name of the option for ``num_workers``. By
+    default it is the role of the kind's places.
+    """
 
     def __init__(
         self,
@@ -82,9 +86,10 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         queue_timeout_s: float,
         import_timeout_s: float,
         metrics: PoolMetrics,
+        role: str | None = None,
     ) -> None:
         self._kind = kind
-        self._role = kind.places.role
+        self._role = role or kind.places.role
         self._num_workers = num_workers
         self._limits = limits
         self._queue_timeout_s = queue_timeout_s

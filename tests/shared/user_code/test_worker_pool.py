@@ -22,7 +22,11 @@ from tests.rewarder.conftest import LIMITS, TASKS, call_with, descendants, is_ru
 
 
 def one_worker(
-    metrics: RewarderMetrics, *, queue_timeout_s: float = 30.0, import_timeout_s: float = 30.0
+    metrics: RewarderMetrics,
+    *,
+    queue_timeout_s: float = 30.0,
+    import_timeout_s: float = 30.0,
+    role: str | None = None,
 ) -> RewardPool:
     return RewardPool(
         TASKS,
@@ -31,6 +35,7 @@ def one_worker(
         queue_timeout_s=queue_timeout_s,
         import_timeout_s=import_timeout_s,
         metrics=metrics,
+        role=role,
     )
 
 
@@ -106,10 +111,10 @@ async def test_a_queue_that_moves_has_no_deadline(
 
 
 async def test_a_call_that_no_worker_gets_free_for_is_overload(metrics: RewarderMetrics) -> None:
-    async with one_worker(metrics, queue_timeout_s=0.2) as pool:
+    async with one_worker(metrics, queue_timeout_s=0.2, role="agent") as pool:
         hanging = asyncio.create_task(pool.call(user("hangs"), ONE, lane="a", timeout_s=60))
         await asyncio.sleep(0)
-        with pytest.raises(CallFailure) as caught:
+        with pytest.raises(CallFailure, match=r"no agent worker .*; set HEADRACE_NUM_AGENT_WORKERS") as caught:
             await pool.call(user("one"), ONE, lane="b", timeout_s=5)
         assert caught.value.outcome == "overload"
         assert not hanging.done()
