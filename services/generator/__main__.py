@@ -34,7 +34,7 @@ Samples completions for the current run in Redis. All settings are environment v
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the generator until it stops, and return the exit code of the process. Its only option is ``--help``."""
+    """Run the generator until it stops, and return the process's exit code. ``--help`` is the only option."""
     parser = argparse.ArgumentParser(
         prog="python -m services.generator", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )

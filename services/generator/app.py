@@ -1,8 +1,8 @@
 """The generator's HTTP application: health checks, weight routes for the trainer, and policy routes for API clients.
 
-    /livez  /readyz  /health open
-    /internal/v1/...         internal key
-    /v1/...                  API key; shared/access/route_table.py has the scopes
+    /livez  /readyz  /health   need no key
+    /internal/v1/...           needs the internal key
+    /v1/...                    needs an API key; shared/access/route_table.py has the scopes
 
 The server starts before vLLM is loaded, so that /readyz can say what the replica is waiting for.
 """
@@ -49,7 +49,7 @@ def make_app(
 ) -> App:
     """Return the generator's ASGI application, behind the checks of keys, body sizes and nesting.
 
-    ``replica_id`` defaults to the replica's name in the settings.
+    ``replica_id`` is the name that /v1/about reports. It defaults to the name in the settings.
     """
     app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
     app.include_router(weight_routes)
@@ -59,25 +59,25 @@ def make_app(
     app.router.routes.extend(Route(path, openai, methods=methods) for path, methods in PATHS.items())
 
     async def livez() -> Health:
-        """The event loop is running."""
+        """Answer 200 as long as the event loop is running."""
         return Health(status="alive")
 
     async def readyz() -> Health:
-        """The replica holds the policy version that the run requires."""
+        """Answer 200 if the replica holds the policy version that the run requires, otherwise 503 with the reason."""
         reason = state.why_not_ready()
         if reason is not None:
             raise NotReadyError(reason, phase="starting" if state.is_starting else "waiting")
         return Health(status="ready")
 
     async def health() -> Health:
-        """The policy can answer. Clients of vLLM's server wait for this before their first request."""
+        """Answer 200 if the policy can answer, otherwise 503. Clients of vLLM's server wait for 200 before they ask."""
         reason = state.why_policy_closed()
         if reason is not None:
             raise NotReadyError(state.why_not_ready() or "the policy cannot answer", phase="waiting")
         return Health(status="ready")
 
     async def about_generator() -> About:
-        """Return the installed releases and the GPUs."""
+        """Report this replica's installed releases and its number of GPUs."""
         return about("generator", replica_id=replica_id or settings.name)
 
     not_ready = responses({503: "Not ready; reason says what it is waiting for"})
@@ -102,7 +102,7 @@ def make_app(
 def _form_of(scope: Scope) -> Form | None:
     """Return the function that rewrites a request's error bodies, or None to leave them as problem+json.
 
-    On OpenAI's routes, it adds the `error` object that OpenAI's clients read.
+    On OpenAI's routes, the function adds the `error` object that OpenAI's clients read.
     """
     is_openai = scope["path"] in PATHS and scope["path"] != GENERATE_PATH
     return _with_openai_error if is_openai else None
@@ -153,13 +153,13 @@ def _max_nested(scope: Scope) -> int:
 
 
 class Health(BaseModel):
-    """The body of a passed health check."""
+    """The body of a health check that passed."""
 
     status: str
 
 
 class NotReadyError(Exception):
-    """Makes /readyz and /health answer 503; ``phase`` is ``starting`` or ``waiting``."""
+    """Makes /readyz and /health answer 503 with the reason; ``phase`` is ``starting`` or ``waiting``."""
 
     def __init__(self, reason: str, *, phase: str) -> None:
         super().__init__(reason)

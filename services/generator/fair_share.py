@@ -1,14 +1,14 @@
 """Decides how many prompt groups one replica claims, so that every replica has work and no group stays unclaimed.
 
     g              groups on the prompts stream, claimed or not; if all are claimed, one more for the next group
-    n              replicas with an engine for the run that called ``look`` within the last LEASE_S
+    n              replicas that have an engine for the run and called ``look`` recently, at most LEASE_S (15 s) ago
     ceil(g / n)    the share of each replica: the most groups that it has in flight
 
-At least 1 of the g groups is unclaimed, and the shares add up to at least g. So at least one replica is below its share
-and claims the unclaimed groups. A single replica is never limited.
+At least 1 of the g groups counts as unclaimed, and the shares add up to at least g. So at least one replica is below
+its share and claims the unclaimed groups. A single replica is never limited.
 
 A replica may not use its whole share: its KV cache is full, it has no weights, or it is slow or dead. Every
-LEFTOVERS_EVERY_S, the other replicas claim these leftovers beyond their shares, each 1/n of the unclaimed groups.
+LEFTOVERS_EVERY_S (0.5 s), each other replica claims 1/n of the unclaimed groups as leftovers, beyond its own share.
 inflight_window.py decides how many groups fit into an engine.
 """
 
@@ -34,7 +34,7 @@ class Demand:
         num_groups: Groups on the prompts stream, claimed or not.
         num_unclaimed: Groups that no replica has claimed.
         num_takers: Replicas that take groups, including this one.
-        required_version: Version that a replica must hold to take groups.
+        required_version: Oldest policy version with which a replica may take groups.
     """
 
     num_groups: int
@@ -44,7 +44,7 @@ class Demand:
 
     @property
     def share(self) -> int:
-        """Largest number of groups that each replica may have in flight. A single replica has no limit."""
+        """Most groups that each replica may have in flight without leftovers; ``sys.maxsize`` for a single replica."""
         if self.num_takers == 1:
             return sys.maxsize
         num_groups = self.num_groups + (self.num_unclaimed == 0)
@@ -52,7 +52,7 @@ class Demand:
 
     @property
     def leftovers(self) -> int:
-        """Groups that one replica may take beyond its share; at least 1, because a dead replica may have left some."""
+        """Groups that a replica may claim at once beyond its share; at least 1, as a dead replica may have left one."""
         return max(1, -(-self.num_unclaimed // self.num_takers))
 
 

@@ -7,9 +7,10 @@
                  open while this replica holds the version the trainer requires, verified by its probe
 
 Generation does not wait for any particular training step. It stops when the trainer, which has fallen behind, admits no
-more prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished
-group stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim
-it. A replica without weights for WITHOUT_WEIGHTS_S leaves its groups to others, although its lease has not expired.
+more prompts, or when this replica lacks the required version. A group is published whole or not at all. Until it is
+published, it stays pending under this replica's name, so that the replica samples it after a restart. If this replica's
+lease (registration.py) expires, others claim the group. A replica without weights for WITHOUT_WEIGHTS_S (15 s) leaves
+its groups to others, although its lease has not expired.
 
 In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change. The prompts
 of agent runs are read by the sessions service, which asks this replica for turns (turns/).
@@ -58,6 +59,7 @@ class SamplingEngine(Protocol):
 
         Raises:
             MessageError: The model cannot take the prompt.
+            UnverifiedError: The weights that sampled the completions failed verification.
         """
         ...
 
@@ -93,7 +95,7 @@ class WeightGate(Protocol):
 class _Claimed:
     """A prompt group that this replica has claimed, with the time of the claim in Unix seconds.
 
-    ``version`` is the policy version that Redis has recorded as the start of its sampling; NO_WEIGHTS before that.
+    ``version`` is the policy version that was recorded in Redis when its sampling began; NO_WEIGHTS before that.
     """
 
     delivery: Delivery
@@ -111,7 +113,7 @@ class GenerationLoop:
         config: The run's sampling settings.
         engine: Samples the completions.
         gate: Reports the version that the engine holds, and waits until it may be used.
-        replica_id: Name of this consumer. It is stable, so that after a restart it finds its own pending groups.
+        replica_id: This replica's stable name as a consumer, by which it finds its pending groups after a restart.
         metrics: Metrics of this process.
         patience_s: How long Redis may be unreachable, in seconds.
     """
@@ -152,7 +154,7 @@ class GenerationLoop:
         )
 
     async def run(self) -> None:
-        """Generate until cancelled. Cancelling aborts every request in flight, and the groups stay pending.
+        """Sample groups until cancelled; in an agent run, only export the engine's load. Cancelled groups stay pending.
 
         Raises:
             ExceptionGroup: Holds the first failure: the engine died, Redis stayed unreachable, or the run's streams are
@@ -235,7 +237,7 @@ class GenerationLoop:
         self._metrics.show_load(load, window=self._window.size)
 
     async def _begin(self, deliveries: Sequence[Delivery]) -> list[_Claimed]:
-        """Decode the claimed groups, bury malformed ones, and record in Redis that sampling of the others begins."""
+        """Parse claimed groups, bury malformed ones, and return the others after recording in Redis that they begin."""
         claimed: list[_Claimed] = []
         for delivery in deliveries:
             with about(group_id=delivery.group_id):
@@ -291,7 +293,7 @@ class GenerationLoop:
             self._metrics.duplicates.inc()
 
     async def _complete(self, prompt: PromptGroup) -> Sequence[SampledCompletion]:
-        """Sample the completions of a group, again if their weights fail verification. Its entry stays pending."""
+        """Sample the completions of a group, and again if their weights fail verification. Its entry stays pending."""
         prompt_ids = unpack_ids(prompt.prompt_ids).tolist()
         return await until_verified(
             lambda request_id: self._engine.complete(
@@ -310,9 +312,9 @@ async def until_verified(
     gate: WeightGate,
     required_version: Callable[[], LineageVersion],
 ) -> _SampledT:
-    """Call ``sample`` until its weights pass verification, and return its result.
+    """Call ``sample`` with a request id until the weights it sampled with pass verification, and return its result.
 
-    If it raises UnverifiedError, it is called again with another request id, as soon as ``gate`` opens.
+    If ``sample`` raises UnverifiedError, it is called again with another request id, as soon as ``gate`` opens.
     """
     attempts = itertools.count(1)
     attempt_id = request_id

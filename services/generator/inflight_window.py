@@ -1,14 +1,14 @@
 """Decides how many prompt groups one replica has in flight: as many as its engine's KV cache holds. Pure.
 
     KV cache    0 ............ AIM ..... HIGH .. 1
-    the window      grows       |  rests   | shrinks, and nothing is claimed until it is empty enough
+    the window      grows       |  stays   | shrinks, and nothing is claimed until enough groups have finished
 
-The window grows only after a *turnover*, which is when as many groups have finished as the window holds. These groups
-then ran from start to end with the current window; a group that has just begun uses almost no cache. The first size is
-one at which groups of full length fit (``first_size``). The window shrinks at once when the cache is too full. It
-also shrinks after a turnover in which requests waited inside the engine for reasons other than memory (max_num_seqs),
-because they only grow stale there. Its size is between 1 and ``max_inflight_groups``. How many groups are admitted at
-all is the trainer's decision (admission.py).
+The window is the most groups that may be in flight. It grows only after a *turnover*: as many groups have finished as
+the window holds. By then, groups of every age have used the cache; a group that has just begun uses almost none. The
+first size is one at which groups of full length fit (``first_size``). The window shrinks at once when the cache is too
+full. It also shrinks after a turnover in which requests always waited inside the engine for reasons other than memory
+(max_num_seqs), because they only grow stale there. Its size is between 1 and ``max_inflight_groups``. How many groups
+are admitted at all is the trainer's decision (services/trainer/intake/admission.py).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ once.
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """The engine's load since the last report.
+    """An engine's load since the last report: highest cache usage, current requests, and numbers of lost places.
 
     Args:
         kv_usage: Highest share of the KV cache in use, from 0 to 1.
@@ -82,7 +82,7 @@ class InflightWindow:
     def group_finished(self) -> None:
         """Count a finished group. Once as many have finished as the window holds, adapt its size.
 
-        It grows if there was room in the KV cache, and shrinks if requests waited in the engine.
+        The window grows if it was full and the KV cache had room. It shrinks if requests always waited in the engine.
         """
         self._num_finished += 1
         if self._num_finished < self.size:
@@ -111,7 +111,7 @@ def first_size(*, most: int, kv_tokens: int, tokens_per_group: int, max_num_seqs
     It is at least 1, and at most one more than the groups that the engine can decode at once.
 
     Args:
-        most: The upper bound.
+        most: Largest size of the window, in groups.
         kv_tokens: Tokens that the KV cache holds.
         tokens_per_group: Most tokens of one group, its prompt counted once.
         max_num_seqs: Requests that the engine decodes at once.

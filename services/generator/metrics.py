@@ -57,7 +57,7 @@ class GeneratorMetrics:
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def show_load(self, load: EngineLoad, *, window: int) -> None:
-        """Export the engine's load since the last report, and the largest number of groups that may be in flight."""
+        """Export the engine's load since the last report, and ``window``: how many groups may be in flight."""
         self.window.set(window)
         self.kv_usage.set(load.kv_usage)
         self.running.set(load.num_running)

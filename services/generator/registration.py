@@ -49,18 +49,16 @@ class Seat:
         self._doing: str | None = None
 
     async def take(self) -> None:
-        """Add this replica to the list, as loading the model."""
+        """Add this replica to the list. Its entry says that it is loading the model."""
         await self._write(LOADING)
 
     async def serve(self) -> None:
-        """List this replica as serving the run, and delete an earlier report that it could not."""
+        """List this replica as serving the run, and delete an earlier report that it cannot serve the run."""
         await self._write("")
         await self.take_back()
 
     async def refuse(self, reason: str) -> None:
-        """Report that this replica cannot serve the run, and why. Prompts that it had claimed go back to other
-        replicas.
-        """
+        """Report that this replica cannot serve the run, and why. Leave its claimed prompts to other replicas."""
         await self._write("unable to serve this run")
         await give_back(self._redis, stream=self._keys.prompts, consumer_group=GENERATORS, name=self._replica_id)
         await refusals.refuse(self._redis, "generator", self._replica_id, reason, run_id=self._keys.run_id)
@@ -90,7 +88,7 @@ class Seat:
 async def registered(
     redis: Redis, keys: RunKeys, *, replica_id: str, url: str, patience_s: float
 ) -> AsyncGenerator[Seat]:
-    """Hold a lease and be listed among the run's generators while the block runs."""
+    """Hold a lease and be listed among the run's generators while the block runs. Yields the entry in the list."""
     seat = Seat(redis, keys, replica_id=replica_id, url=url, patience_s=patience_s)
     await seat.take()
     try:
@@ -142,7 +140,7 @@ async def _enter(
 async def _enter_again(
     redis: Redis, listed_in: str, replica_id: str, entry: Registration, *, patience_s: float
 ) -> None:
-    """Write an entry again, in case Redis has lost it. Ignore a refusal by a full Redis, which usually still has it."""
+    """Write an entry again, in case Redis has lost it. Ignore that Redis is full: it usually still has it."""
     with contextlib.suppress(NoRoomError):
         await _enter(redis, listed_in, replica_id, entry, patience_s=patience_s, waits_for_room=False)
 

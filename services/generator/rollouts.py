@@ -1,4 +1,4 @@
-"""Converts sampled completions to the rollouts that are sent to the trainer. Pure: knows nothing of engines.
+"""Converts the sampled completions of a prompt group to rollouts, to publish them. Pure: knows nothing of engines.
 
 prompt ids          p p p p
 completion ids              c c c c c     end-of-sequence included
@@ -22,8 +22,8 @@ from shared.messages import CompletedGroup, PromptGroup, Rollout, Row, Stamp, Tu
 class SampledCompletion:
     """One sampled sequence, as the engine returned it.
 
-    ``spans`` are (version label, start, end) over ``token_ids``, where the label is written like ``2:40``. A logprob is
-    NaN if the engine did not provide it.
+    ``spans`` are (version label, start, end) over ``token_ids``; the label ``2:40`` means version 40 of incarnation 2.
+    A logprob is NaN if the engine did not provide it.
     """
 
     text: str
@@ -88,8 +88,8 @@ def version_spans(name: str, completion: SampledCompletion) -> tuple[VersionSpan
     """Check that a completion may be trained on, and return its version spans with the labels parsed.
 
     Raises:
-        MessageError: It has no token, an infinite logprob or only NaN, or a token without a version. ``name`` says
-            whose tokens they are, such as "rollout 00000000-1".
+        MessageError: It has no token, not one logprob per token, an infinite logprob or only NaN, or a token without a
+            version. The message begins with ``name``, such as "rollout 00000000-1".
     """
     num_sampled = len(completion.token_ids)
     if num_sampled == 0:

@@ -1,12 +1,12 @@
 """Serves the fleet's current run, one run after the other, with as few engine starts as possible.
 
-    wait for a current run --> registered --> engine --> weights --> generate --+
-         ^                         |                                            |
-         |                         +--> refused, with the reason in Redis ------+
-         +---------- ended, vanished, or another run is current ----------------+
+    wait for a current run --> register --> start the engine --> receive weights --> generate --+
+         ^                         |                                                            |
+         |                         +--> refuse the run, with the reason in Redis ---------------+
+         +-------------- the run has ended or vanished, or another run is current --------------+
 
-The engine is kept if the next run needs the same one, and replaced otherwise. It runs in child processes, so it leaves
-nothing behind in this process.
+The engine is kept if the next run needs the same one, and replaced otherwise. It runs in child processes, so an old
+engine leaves nothing behind in this process.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Receiver(WeightGate, Protocol):
 
     @property
     def decoding_is_paused(self) -> bool:
-        """Whether decoding is paused for a push."""
+        """Whether decoding is paused: for a push, while the engine sleeps, or because its weights must not be used."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class Receiver(WeightGate, Protocol):
         push_staging: Literal["memory", "none"],
         kv_after_push: Literal["recompute", "keep"],
     ) -> None:
-        """Accept weight pushes of this run, and load them into ``engine``, which holds none of its weights yet."""
+        """Accept weight pushes of this run, and load the weights into ``engine``, which has none of this run yet."""
         ...
 
     def detach(self) -> None:
@@ -119,8 +119,8 @@ class RunFollower:
         """Serve one run after the other until cancelled.
 
         Raises:
-            EngineDiedError: vLLM failed; this process must be restarted.
-            UnavailableError: Redis stayed unreachable.
+            EngineDiedError: vLLM failed; this process must be restarted. It may be in an ExceptionGroup.
+            UnavailableError: Redis stayed unreachable. It may be in an ExceptionGroup.
         """
         await refusals.take_back(self._redis, "generator", self._settings.name, run_id=None)
         self._show_weights()
@@ -245,7 +245,7 @@ class RunFollower:
         The memory is allocated here, because a push may have no time for it.
 
         Raises:
-            EngineDiedError: The engine does not answer.
+            EngineDiedError: The engine died, or does not answer.
             UserError: The memory could not be allocated.
         """
         receiving = VllmReceivingEngine(engine.client, engine.spec.adapter)

@@ -1,7 +1,7 @@
 """The life of a generator process with any engine, from its listening socket to its exit code.
 
 After SIGTERM or SIGINT it takes no more prompts, aborts the groups in flight, gives its lease back, and exits within
-ten seconds. The aborted groups stay pending in Redis under its name, for its next process or for another replica.
+ten seconds. The aborted groups stay pending in Redis under the replica's name, for its next process or another replica.
 """
 
 import asyncio

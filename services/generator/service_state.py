@@ -65,7 +65,7 @@ class ServiceState:
         return None if self._weights.held_version.satisfies(self.required_version) else "waiting for weights"
 
     def why_policy_closed(self) -> str | None:
-        """Return why the policy cannot answer requests, with details, or None. An outdated policy can answer."""
+        """Return why the policy cannot answer requests, with details; None if it can, even with an outdated version."""
         if self._phase is not None:
             return f"{self._phase}: {self._detail}" if self._detail else self._phase
         if self._weights.held_version.policy_version < 0:

@@ -12,7 +12,7 @@ from shared.settings import AdvertisedSettings, from_environment
 
 
 class GeneratorSettings(AdvertisedSettings):
-    """Settings of one generator replica."""
+    """Settings of one generator process: its GPUs, vLLM engine arguments, and deadlines."""
 
     push_address: str = Field(
         default="",

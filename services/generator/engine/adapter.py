@@ -1,11 +1,11 @@
 """Describes a run's LoRA adapter to vLLM, and makes the temporary directory in which pushed adapters arrive.
 
-    adapters arrive --> a PEFT directory in memory --add_lora--> in the engine, in place of those before
-                                                                     |                    (directory gone)
-    every request of the run names it -------------------------------+
+    pushed adapter --written to--> a PEFT directory in memory --add_lora--> the engine's adapter, in place of the last
+                                                                                   |             (directory removed)
+    every request of the run --names-----------------------------------------------+
 
-There is one adapter, always with the same name. vLLM keys cached prompts by that name, which pushes do not change. The
-cache salt (salted_llm.py) keeps requests from reusing what an older adapter computed, as it does for whole models.
+The engine has one adapter. vLLM keys cached prompts by the name and path in their requests, which pushes do not change.
+The cache salt (salted_llm.py) keeps requests from reusing what an older adapter computed, as it does for whole models.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class AdapterSpec:
         return args
 
     def peft_config(self) -> dict[str, Any]:
-        """Return PEFT's adapter_config.json, with the fields that vLLM reads."""
+        """Return the content of PEFT's adapter_config.json, with the fields that vLLM reads."""
         return {
             "peft_type": "LORA",
             "r": self.rank,
@@ -131,7 +131,7 @@ def remove_left_adapters() -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path, *, waits: bool) -> Generator[bool]:
-    """Lock a directory while the block runs. Yields False if it is gone, another user's, or cannot be locked."""
+    """Lock a directory while the block runs. Yields False if it is gone, in use, or another user's."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -152,7 +152,7 @@ def _lock(descriptor: int, *, waits: bool) -> bool:
 
 
 def check_can_serve(config: RunConfig, *, has_cuda: bool) -> None:
-    """Raise UserError if this replica cannot compute the run's adapters or its base model."""
+    """Raise UserError if this replica cannot compute the run's adapters or their base model."""
     if not config.use_peft:
         return
     if has_cuda and config.dtype == "float32":

@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the engine's cores. Worker processes are their children."""
+        """Process ids of vLLM's EngineCore processes. Worker processes are their children."""
         manager = self.client.engine_core.resources.engine_manager
         return [process.pid for process in getattr(manager, "processes", ())]
 
@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that the engine cores have reported since their start."""
+        """Number of steps that vLLM's EngineCore processes have reported since their start."""
         return int(self.client.num_steps)
 
     def why_dead(self, *, otherwise: str) -> str:
@@ -87,8 +87,8 @@ class Engine:
     def first_window(self, config: RunConfig) -> int:
         """Return the initial limit of groups in flight: the groups of full length that fit into the KV cache at once.
 
-        Prompts are not counted if the run does not limit their length. Counting the model's maximum length instead
-        would leave one group in flight. The limit is lowered later if prompts turn out to be long.
+        Prompts are not counted if the run does not limit their length. If they counted with the model's maximum length,
+        often only one group would be in flight. The limit is lowered later if prompts turn out to be long.
         """
         vllm: Any = self.client.vllm_config
         cache, num_cores = vllm.cache_config, int(vllm.parallel_config.data_parallel_size)
@@ -121,16 +121,16 @@ class Engine:
         request_id: str,
         max_tokens: int | None = None,
     ) -> list[SampledCompletion]:
-        """Sample ``num_completions`` sequences of at most ``max_tokens`` tokens, or of the run's
-        ``max_completion_length``. Cancelling the call aborts the request.
+        """Sample ``num_completions`` sequences of ``max_tokens`` (default: ``max_completion_length``) tokens at most.
 
-        A push that keeps the KV cache may come while a request is still queued. Older weights may then have read the
-        prompt of its completions, so these are discarded and sampled again.
+        Cancelling the call aborts the request. If a push that keeps the KV cache comes while the request is queued,
+        older weights may have read the prompt. Such completions are discarded and sampled again.
 
         Raises:
             MessageError: The model cannot take this prompt (too long, or an unknown token id), or vLLM could not keep a
                 completion to the structure that the run asks for.
             EngineDiedError: The engine failed.
+            UnverifiedError: The weights that sampled the completions failed verification.
         """
         completions: list[SampledCompletion] = []
         while len(completions) < num_completions:
@@ -259,7 +259,7 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
 
 
 def _read_before(label: str, completion: SampledCompletion, config: RunConfig) -> bool:
-    """Return whether a completion's prompt may have been prefilled by older weights than those of its first token.
+    """Return whether older weights may have read a completion's prompt before newer ones sampled its first token.
 
     This can happen only if pushes keep the KV cache. ``label`` is the version label from before the request was added.
     """
@@ -277,7 +277,7 @@ def _completion(output: Any) -> SampledCompletion:
 
 
 def _sampled_logprobs(output: Any) -> list[float]:
-    """Return the logprob of each sampled token. With ``logprobs=0``, vLLM returns only that one for each position."""
+    """Return each sampled token's logprob. With ``logprobs=0``, vLLM returns no other logprobs."""
     flat = output.logprobs
     if flat is None or list(flat.token_ids) != list(output.token_ids):
         raise EngineDiedError("vLLM's logprobs do not match the sampled tokens; is this vLLM 0.32?")

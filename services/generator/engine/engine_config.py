@@ -1,6 +1,6 @@
 """Builds vLLM's config for a run, or reports why vLLM refuses it. Reads no weights.
 
-    spec, HEADRACE_ENGINE_ARGS --> model's files --> AsyncEngineArgs --> VllmConfig --> sampling parameters
+    spec, HEADRACE_ENGINE_ARGS, model's config files --> AsyncEngineArgs --> VllmConfig --checks--> sampling settings
 
 engine.py starts the engine with this config; engine_check.py only checks it.
 """
@@ -89,7 +89,7 @@ def _check_rotary(model_config: Any) -> None:
 
 
 def reserve_place(scheduler_config: Any) -> None:
-    """Add a place for the probe (probe_scheduler.py) to vLLM's SchedulerConfig.
+    """Make room in vLLM's SchedulerConfig for the probe (probe_scheduler.py), beside as many requests as before.
 
     If an operator has set another scheduler, nothing is changed.
     """
@@ -106,7 +106,7 @@ def reserve_place(scheduler_config: Any) -> None:
 
 
 def num_places(scheduler_config: Any) -> int:
-    """Return how many requests are decoded at once, not counting the probe."""
+    """Return how many requests are decoded at once according to vLLM's SchedulerConfig, not counting the probe."""
     active: int | None = scheduler_config.max_num_active_seqs
     return int(scheduler_config.max_num_seqs if active is None else active)
 
@@ -144,7 +144,7 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
     """Have vLLM check the run's sampling settings, and the parser of its tool calls.
 
     Raises:
-        UserError: vLLM would refuse every prompt.
+        UserError: vLLM would refuse every prompt, or does not have the parser.
     """
     import vllm.tokenizers
     from vllm.exceptions import VLLMError
@@ -173,8 +173,8 @@ def check_limits(params: Any, tokenizer: Any, vllm_config: Any) -> None:
     """Check request options that vLLM's newer model runner checks only in a step, where an error ends the engine.
 
     Args:
-        params: SamplingParams. ``max_tokens`` above the longest sequence is lowered.
-        tokenizer: The engine's.
+        params: SamplingParams. ``max_tokens`` may be lowered to the longest sequence that the engine takes.
+        tokenizer: The engine's tokenizer, to count the tokens of ``bad_words``.
         vllm_config: The VllmConfig of the engine.
 
     Raises:
@@ -224,7 +224,7 @@ def check_tool_call_parser(name: str) -> None:
 
 
 def what_it_says(error: BaseException) -> str:
-    """Return the message of another library's error in one line; for a pydantic error, every problem that it found."""
+    """Return the first line of another library's error message; for a pydantic error, all its problems in one line."""
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False, include_context=False, include_input=False)
         return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".lstrip(": ") for item in found)

@@ -7,8 +7,8 @@ vLLM writes the reason only to its logs, which `headrace show` does not display.
 and spawned processes inherit it.
 
 EngineWatch detects an engine that no longer works although its processes live: it was stopped, or it hangs in a step.
-An engine hangs if it holds requests, decoding is not paused for a push, and no step ends for ``hang_timeout_s``. Both
-times are counted in polls, so time during which the machine was suspended does not count.
+An engine hangs if it holds requests, decoding is not paused for a push, and no step ends for ``hang_timeout_s``. Times
+are counted in polls, so time during which the machine was suspended does not count.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _MAX_CHARACTERS = 500
 
 
 class _FirstFailure(logging.Filter):
-    """Writes the first fatal exception that any process logs to a file, and lets all records pass.
+    """Writes to a file the first fatal exception that any process logs, and lets all records pass.
 
     It is not a handler, because vLLM configures its loggers again once it knows its options, which removes their
     handlers.
@@ -104,12 +104,12 @@ class WatchedEngine(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """Process ids of the engine's cores."""
+        """Process ids of vLLM's EngineCore processes."""
         ...
 
     @property
     def num_unfinished(self) -> int:
-        """Number of requests in the engine."""
+        """Number of requests in the engine that have not ended."""
         ...
 
     @property

@@ -107,7 +107,7 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
     """Return the engine spec of a run. Looks at the files in the model's directory.
 
     Raises:
-        UserError: The run needs a GPU and this replica has none, or this replica's GPU cannot serve the run.
+        UserError: The run needs a GPU and this replica has none, or this replica cannot serve the run's adapters.
     """
     if config.weight_transport in ("nccl", "ipc") and not has_cuda:
         raise UserError(
@@ -171,7 +171,7 @@ def unknown_args(args: Mapping[str, Any], known: set[str]) -> str | None:
 
 
 def refuse_auto_map(content: Any, *, where: str) -> None:
-    """Raise UserError if a parsed config has ``auto_map`` at any depth. The model would run its own Python code."""
+    """Raise UserError if a parsed config has ``auto_map`` at any depth. Such a model would run its own Python code."""
     unvisited: list[Any] = [content]
     while unvisited:
         node = unvisited.pop()

@@ -1,13 +1,13 @@
 """Forks engine cores from a process that has imported vLLM already. The import takes about 9 s of CPU time.
 
-    python -m services.generator    imports vLLM beside it
+    python -m services.generator    imports vLLM at the same time
      +-- fork server                imports vLLM (preload.py), and waits
           +-- EngineCore            forked when a run needs one
           +-- engine check          forked when a run is submitted
 
 vLLM starts its engine core with multiprocessing's ``spawn``. Here that method asks multiprocessing's fork server
-instead. The fork server ends when this process does, and its children when it does (spawned.py). Workers of an engine
-core are still spawned.
+instead. The fork server ends with this process, and the processes that it forked end with it (spawned.py). Workers of
+an engine core are still spawned.
 
 Used only with the CPU build: whether importing vLLM leaves CUDA untouched has not been tested.
 """
@@ -27,7 +27,7 @@ _PLACES = ("GOMP_CPU_AFFINITY", "OMP_PLACES")
 
 
 def start() -> None:
-    """Start the fork server. Processes that this one spawns from now on are forked from it.
+    """Start the fork server. Processes that this process spawns from now on are forked from that server.
 
     Does nothing with Intel's OpenMP, which cannot be set up after it was loaded.
     """
@@ -39,7 +39,7 @@ def start() -> None:
 
 
 class _ForkedPopen(popen_forkserver.Popen):
-    """Starts a process by a fork of the fork server, with the environment and the cores of this thread."""
+    """Forks a process from the fork server, with this process's environment and this thread's CPU cores."""
 
     def _launch(self, process_obj: Any) -> None:
         process_obj.surroundings = _Surroundings()

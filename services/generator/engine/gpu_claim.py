@@ -1,4 +1,4 @@
-"""Shares a machine's GPUs among replicas that all see the same GPUs, as with `--scale generator=N`.
+"""Shares a machine's GPUs among replicas that all see the same GPUs, as with Docker Compose's `--scale generator=N`.
 
     gpu-0.lock  <- held by replica a        gpu-1.lock  <- held by replica b        gpu-2.lock  free
 

@@ -5,8 +5,8 @@
                           shut from the pause for a push until its probe was compared; then open, or refused
 
 Tokens of a version whose probe failed are never released: the engine's requests are aborted, and requests that wait at
-the gate fail with UnverifiedError. A stream that began before the push fails too. Its output from the old weights is
-still good, and the error takes the place of tokens that may be wrong.
+the gate fail with UnverifiedError. A streamed answer that began before the push fails, too. Its tokens from the old
+weights are still good; the error takes the place of tokens that may be wrong.
 """
 
 import asyncio
@@ -96,13 +96,14 @@ class GatedClient:
 
 
 def compare(probe: Probe, answers: Iterable[Sequence[float]]) -> tuple[float | None, str | None]:
-    """Compare each engine's logprobs of a probe with those of the trainer, which holds the same weights.
+    """Compare the logprobs that each data-parallel engine gave a probe with the trainer's, for the same weights.
 
-    Rounding grows with the logits, of likely tokens too. The least likely token shows how large they are: where it is
-    below -10 nats, the tolerance of all tokens grows in proportion. In bfloat16, small models of four kinds (two with
-    experts) differed by up to 0.6 of that while a learning rate of 0.1 took them to -200 nats.
+    Rounding errors grow with the logits, for likely tokens too. So if the least likely token is below -10 nats, the
+    tolerance of all tokens grows in proportion. Measured in bfloat16: small models of four kinds (two with experts),
+    which a learning rate of 0.1 took to -200 nats, differed by at most 0.6 of this tolerance.
 
-    Returns the largest difference in nats, and a sentence if the weights must not be served.
+    Returns the largest difference in nats (None if a logprob is not finite), and why the weights must not be served
+    (None if they may be).
     """
     pairs = [(mine, theirs) for logprobs in answers for mine, theirs in zip(logprobs, probe.logprobs, strict=True)]
     if not all(math.isfinite(mine) for mine, _ in pairs):

@@ -3,9 +3,9 @@
     max_num_active_seqs   places for requests: as many as max_num_seqs would give them without this module
     max_num_seqs          these places, and the probe's
 
-If a push keeps the KV cache, requests keep their places. They may all hold long completions, and then the probe would
-not be scored in time. If a push discards the cache, all requests are prefilled again, in a few long steps. The probe
-comes first, but without a step of its own its answer would wait for the requests in the same step.
+If a push keeps the KV cache, requests keep their places. If all of them have long completions, the probe would not be
+scored in time. If a push discards the cache, all requests are prefilled again, in a few long steps. The probe comes
+first, but without a step of its own its answer would wait for the requests in the same step.
 
 engine_config.py reserves the place. The schedulers run in the engine core's process.
 """
@@ -49,7 +49,7 @@ class ProbePlace:
         self._num_of_requests = number
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule the next step. If a probe is next and no request runs, the step has room only for its tokens."""
+        """Schedule the next step. If a probe is next and no request runs, limit the step to the probe's tokens."""
         inherited: Any = super()
         if self.running or not self._is_probe_next():
             return inherited.schedule(*args, **kwargs)

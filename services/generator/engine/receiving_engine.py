@@ -1,7 +1,7 @@
 """The engine calls of a weight push: the interface ReceivingEngine, and its implementation with vLLM's AsyncLLM.
 
-    decoding:  enter --> receive --> submit_probe     or: leave
-    paused:    pause --> load, read back --> resume   or: abort_and_pause
+    while decoding:    enter --> receive --> pause                                  or: leave
+    while paused:      load --> read the version --> submit the probe --> resume    or: leave, abort_and_pause
 
 services/generator/receive/guarded_engine.py gives each call a deadline and readable errors. The simulated replica has
 an implementation of its own.

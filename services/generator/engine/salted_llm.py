@@ -4,9 +4,9 @@
                   ^
                   changes with every pause, once nothing is decoded any more and before anything can change the weights
 
-A prompt's keys and values depend on the weights that read it. Whatever a push does to the cache, requests that enter
-the engine afterwards reuse nothing from before it. Completions of one prompt share the cache, because they have the
-same salt. A policy version is not enough as a salt: a resumed trainer may push other weights under an earlier number.
+A prompt's keys and values depend on the weights that read it. Whatever a push does to the cache, later requests reuse
+nothing from before the push. Completions of one prompt share the cache, because they have the same salt. A policy
+version is not enough as a salt: a resumed trainer may push other weights under an earlier number.
 """
 
 import math
@@ -64,7 +64,7 @@ class SaltedLLM(AsyncLLM):
             self._num_entering -= 1
 
     def _register_without_text_of_logprobs(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Register a request, and keep vLLM from decoding each sampled token by itself if it asks for flat logprobs.
+        """Register a request, and keep vLLM from making a text of each sampled token if it asks for flat logprobs.
 
         Only readers of logprobs need that text, and only prompt groups ask for flat logprobs (engine_config.py). The
         text of the completion is decoded as always.
@@ -106,7 +106,7 @@ class SaltedLLM(AsyncLLM):
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that the engine cores have reported since their start."""
+        """Number of steps that vLLM's EngineCore processes have reported since their start."""
         num_steps: int = self._recorder.num_steps
         return num_steps
 
@@ -175,7 +175,7 @@ class LoadRecorder(PrometheusStatLogger):
         """Record nothing when a request is refused, unlike the base class."""
 
     def take(self) -> EngineLoad:
-        """Return the load of all engine cores since the last call. The cache usage is the highest of them."""
+        """Return the load of all engine cores since the last call. The cache usage is the highest of any core's."""
         load = EngineLoad(
             kv_usage=max(self._peaks.values(), default=0.0),
             num_running=sum(self._running.values()),

@@ -2,7 +2,7 @@
 
     python -m services.generator      watch_children()
      +-- EngineCore                   imports this module as __mp_main__: end_with_parent(), tell_failures()
-          +-- Worker                  the same; where there are several (engine_config.py)
+          +-- Worker                  does the same; exists if there are several workers (engine_config.py)
 
 On a CPU, engine cores are forked from a fork server in between (fork_server.py), and end with it.
 
@@ -36,7 +36,7 @@ def watch_children() -> None:
 
 
 def end_with_parent() -> None:
-    """Kill this process as soon as the process that spawned it has ended."""
+    """Start a thread that kills this process as soon as the process that spawned it has ended."""
     parent = int(os.environ.get(PARENT, os.getppid()))
     os.environ[PARENT] = str(os.getpid())  # for the processes that this one spawns
 

@@ -6,7 +6,7 @@
 The body has the arguments of ``trl.generation.vllm_client.VLLMClient.generate``. The answer has the result of that
 function and, in addition, ``version_spans``. Any engine can implement ``Sampler``.
 
-Shape letters: ``P`` prompts, ``N`` = ``n`` completions a prompt, ``T`` tokens, ``K`` logprobs a position.
+Shape letters: ``P`` prompts, ``N`` = ``n`` completions per prompt, ``T`` tokens, ``K`` logprobs per position.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _BIAS = TypeAdapter(dict[int, Annotated[float, Field(ge=-100, le=100)]])
 
 
 class GenerateRequest(BaseModel):
-    """Prompts and sampling options; the defaults are TRL's."""
+    """Prompts to complete, all as text or all as token ids, and sampling options. The defaults are TRL's."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -104,7 +104,7 @@ class GenerateRequest(BaseModel):
         return self
 
     def sampling_options(self) -> dict[str, Any]:
-        """Return the options that vLLM's SamplingParams takes, by name; ``generation_kwargs`` overrides the fields."""
+        """Return arguments of vLLM's SamplingParams by name; ``generation_kwargs`` overrides the other fields."""
         return {name: getattr(self, name) for name in _SAMPLING} | (self.generation_kwargs or {})
 
 
@@ -115,7 +115,7 @@ class Sampled:
     Attributes:
         token_ids: ``T`` sampled tokens, end-of-sequence included.
         logprobs_TK: Logprobs in nats, likeliest first, including the sampled token's; None if none were requested.
-        logprob_token_ids_TK: The tokens that ``logprobs_TK`` belong to.
+        logprob_token_ids_TK: The tokens that ``logprobs_TK`` belong to; None if ``logprobs_TK`` is None.
         version_spans: (policy version, start, end) over ``token_ids``.
     """
 
@@ -155,9 +155,7 @@ VersionSpan = Annotated[
 
 
 class GenerateAnswer(BaseModel):
-    """The result of TRL's ``VLLMClient.generate``, and ``version_spans``: ``P`` prompts and ``P x N`` sequences, prompt
-    by prompt.
-    """
+    """The result of TRL's ``VLLMClient.generate``, and ``version_spans``. Completions are in prompt order."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]

@@ -2,14 +2,14 @@
 
     our app (bearer key) --> OpenAiRoutes --> handlers of the current engine: vLLM's own, or the simulated ones
                                  |
-                                 503 without an engine, or without weights of the run
+                                 answers 503 without an engine, or without weights of the run
 
 Only these handlers of vLLM's server are built, so its unauthenticated routes (pause, update_weights, collective_rpc)
 cannot be reached. A request that arrives during a weight push waits, and continues under the new weights.
 
-Every answer has the header ``x-headrace-policy-version``: the version that was held when the answer began. Every model
-of /v1/models has the same number in the field ``policy_version``. The header may be newer than the tokens, if they were
-sampled before a push and sent after it. /v1/generate reports the version that sampled each token.
+Every answer of the handlers has the header ``x-headrace-policy-version``: the version held when the answer began. Every
+model of /v1/models has the same number in the field ``policy_version``. The header may be newer than the tokens, if
+they were sampled before a push and sent after it. /v1/generate reports the version that sampled each token.
 """
 
 import json
@@ -67,7 +67,7 @@ class OpenAiRoutes:
         self._handlers = handlers
 
     def close(self) -> None:
-        """Answer 503 until the next ``open``."""
+        """Answer 503 until ``open`` or ``answer_with`` is called."""
         self._handlers = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,7 +177,7 @@ class _Client:
 
 
 async def _say_that_the_engine_failed(_: Request, error: Exception) -> JSONResponse:
-    """Answer 503 if the engine failed. vLLM's own handlers would stop the server, or answer 500."""
+    """Answer 503 if the engine or the check of its weights failed. vLLM's own handlers would stop the server."""
     told = str(error) if isinstance(error, UnverifiedError) else f"{error.__cause__ or error}. Ask again"
     message = f"The request was not completed: {told}."
     return JSONResponse({"error": {"message": message, "type": "ServiceUnavailableError", "code": 503}}, 503)

@@ -37,7 +37,7 @@ class _Sampling(_Open):
 
 
 class CompletionRequest(_Sampling):
-    """OpenAI's completion request."""
+    """A request for completions of a prompt, in OpenAI's format."""
 
     prompt: str | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = Field(
         description="Text, or token ids"
@@ -45,14 +45,14 @@ class CompletionRequest(_Sampling):
 
 
 class Message(_Open):
-    """One message of a conversation."""
+    """A message of a conversation: its role and its text."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
 class ChatCompletionRequest(_Sampling):
-    """OpenAI's chat completion request."""
+    """A request for the next message of a conversation, in OpenAI's format."""
 
     messages: list[Message] = Field(min_length=1)
 
@@ -66,15 +66,15 @@ class _Answer(_Open):
 
 
 class Completion(_Answer):
-    """OpenAI's completion."""
+    """The completions of a prompt, in OpenAI's format."""
 
 
 class ChatCompletion(_Answer):
-    """OpenAI's chat completion."""
+    """The sampled messages that continue a conversation, in OpenAI's format."""
 
 
 class ModelCard(_Open):
-    """A name under which the policy answers."""
+    """A model name under which the policy answers, and the policy version that is held."""
 
     id: str
     object: str
@@ -82,7 +82,7 @@ class ModelCard(_Open):
 
 
 class ModelList(_Open):
-    """OpenAI's list of models."""
+    """The model names under which the policy answers, in OpenAI's format."""
 
     object: str
     data: list[ModelCard]
@@ -95,7 +95,7 @@ class _OpenAiErrorBody(_Open):
 
 
 class OpenAiError(_Open):
-    """The format of vLLM's errors. Errors from the layers in front of vLLM are Problems."""
+    """The format of vLLM's errors. Errors of the layers in front of vLLM have the schema Problem."""
 
     error: _OpenAiErrorBody
 
@@ -127,22 +127,22 @@ def _openai_routes() -> APIRouter:
 
     @router.post("/v1/completions", responses=streamed | refused)
     def create_completion(body: CompletionRequest) -> Completion:
-        """Complete a prompt."""
+        """Sample completions of a prompt."""
         raise NotImplementedError
 
     @router.post("/v1/chat/completions", responses=streamed | refused)
     def create_chat_completion(body: ChatCompletionRequest) -> ChatCompletion:
-        """Answer a conversation."""
+        """Sample the assistant's next message in a conversation."""
         raise NotImplementedError
 
     @router.get(MODELS_PATH, responses=answered)
     def list_models() -> ModelList:
-        """List the names of the policy."""
+        """List the model names under which the policy answers, each with the policy version."""
         raise NotImplementedError
 
     @router.post(GENERATE_PATH, responses=answered | responses({400: "The model cannot take these prompts or options"}))
     def generate_completions(body: GenerateRequest) -> GenerateAnswer:
-        """Sample completions, with logprobs and the policy version of every token."""
+        """Sample completions of several prompts, with logprobs and the policy version of every token."""
         raise NotImplementedError
 
     return router

@@ -79,7 +79,5 @@ def _sampled(output: Any) -> Sampled:
 
 
 def _finite(logprob: float) -> float | None:
-    """Return a value that JSON can represent: None for NaN, as TRL's client does, and vLLM's own bound for minus
-    infinity.
-    """
+    """Return a logprob as JSON can represent it: None for NaN, as in TRL, and -9999 for anything lower, as in vLLM."""
     return None if math.isnan(logprob) else max(logprob, _LOWEST_LOGPROB)

@@ -4,17 +4,17 @@ A push takes this path:
 
     process of the generator
         weight_routes.py                    HTTP: join, begin, commit, abort, sleep (shared/control.py)
-        weight_receiver.py                  which run is served; its requests, one after the other
-        weight_swap.py                      the moves: what is allowed now; pause, load, resume, compare the probe
-        guarded_engine.py                   the engine's calls, each with a deadline
-        engine/receiving_engine.py          the same calls, made to vLLM
+        weight_receiver.py                  knows the served run; handles its requests one after the other
+        weight_swap.py                      makes the moves: checks their order, pauses, loads, resumes, probes
+        guarded_engine.py                   gives each call to the engine a deadline
+        engine/receiving_engine.py          makes the calls to vLLM
              |  vLLM's collective_rpc                                     ^  worker/worker_reports.py: progress
              v                                                            |
     every worker process of the engine, or the engine core if it is the only worker
-        worker/worker_transfer.py           a thread that receives while the engine decodes, then loads
-        worker/model_check.py               before the transfer: are these all the model's parameters?
+        worker/worker_transfer.py           receives in a thread while the engine decodes, then loads
+        worker/model_check.py               checks before the transfer that all the model's parameters are announced
         worker/weight_wires.py              opens a wire to the trainer: gloo_wire, nccl_wire, ipc_wire or disk_wire
-        worker/staged_weights.py            memory for the new weights; applies deltas, computes the checksum
+        worker/staged_weights.py            keeps the new weights; applies deltas, computes the checksum
         worker/model_load.py                loads the staged weights into vLLM's model
 
 Chunks, checksums, deltas and the files of a version are defined in ``shared/weights``, for both ends of the push.

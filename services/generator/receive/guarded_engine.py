@@ -2,9 +2,9 @@
 
     weight_swap.py --> GuardedEngine --> ReceivingEngine (engine/receiving_engine.py)
 
-Some calls leave the engine neither in an update nor out of it when they fail, and a worker that is stuck in a call
-cannot be recalled. Both are fatal: only a new process helps, and ``on_fatal`` is called. After ``close`` it is not
-called, because the run is over and the results of its last calls cannot affect the next run.
+Some calls leave the engine in an unknown state when they fail, and a worker that is stuck in a call cannot be recalled.
+Both are fatal: only a new process helps, and ``on_fatal`` is called. After ``close`` it is not called, because the run
+is over and the results of its last calls cannot affect the next run.
 """
 
 import asyncio
@@ -101,8 +101,8 @@ class GuardedEngine:
     async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
         """Have every worker check the announced parameters and begin to receive them.
 
-        Without staging, decoding must be paused, because they go into the model itself. ``directory`` is for adapters;
-        None if whole models arrive.
+        Without staging, decoding must be paused, because the parameters go into the model itself. ``directory`` is for
+        adapters; None if whole models arrive.
         """
         what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
         what["staging"] = is_staged
@@ -141,7 +141,7 @@ class GuardedEngine:
         await self._call("holding decoding", self._engine.pause(keep_cache=self._keep_cache))
 
     async def load(self, version: LineageVersion, *, directory: Path | None, timeout_s: float) -> None:
-        """Load the received weights under this version. Decoding must be paused."""
+        """Load the received weights, or the adapter in ``directory``, as this version. Decoding must be paused."""
         if directory is None:
             await self._call("loading the weights", self._engine.call_workers("load"), timeout_s=timeout_s)
         else:
@@ -181,7 +181,7 @@ class GuardedEngine:
     ) -> tuple[float | None, str | None]:
         """Wait for the answer to a probe, and compare it with the trainer's.
 
-        Returns the largest difference in nats, and a sentence if the weights must not be served.
+        Returns the largest difference in nats, and why the weights must not be served; each is None if there is none.
         """
         if probe is None or answer is None:
             return None, None
@@ -210,7 +210,7 @@ class GuardedEngine:
 
         Raises:
             PushError: A worker reported a failure, unless ``is_failure_expected``.
-            UnavailableError: It took longer than ``timeout_s``, which is fatal.
+            UnavailableError: It took longer than ``timeout_s`` and ``grace_s`` together, which is fatal.
         """
         deadline = time.monotonic() + timeout_s + self.grace_s
         while True:
@@ -260,7 +260,7 @@ def _why(error: Exception) -> str:
 
 
 def _releases() -> tuple[str, str | None]:
-    """Return the versions of torch, with its build, and of its NCCL; None in a build without CUDA. Imports torch."""
+    """Import torch, and return its version with its build, and the version of its NCCL (None without CUDA)."""
     import torch
 
     if torch.version.cuda is None:

@@ -1,4 +1,4 @@
-"""Receives weight pushes, and knows which weights this generator may use. The trainer's weight_sender.py draws a push.
+"""Receives weight pushes, and knows which weights this generator may use. weight_sender.py has a diagram of a push.
 
     serving v --begin--> serving v, receiving --commit--> paused, loading --> serving v+1, unverified --> serving v+1
         ^                      |                               |                      |
@@ -86,7 +86,7 @@ class WeightReceiver:
 
     @property
     def decoding_is_paused(self) -> bool:
-        """Whether decoding is paused: for a push, while the engine sleeps, or after weights were spoiled."""
+        """Whether decoding is paused: for a push, while the engine sleeps, or because its weights must not be used."""
         return self._swap is not None and self._swap.decoding_is_paused
 
     @property
@@ -104,7 +104,7 @@ class WeightReceiver:
         push_staging: Literal["memory", "none"] = "memory",
         kv_after_push: Literal["recompute", "keep"] = "recompute",
     ) -> None:
-        """Accept weight pushes of ``run_id`` from now on, and load them into ``engine``, which serves ``model``."""
+        """Accept weight pushes of ``run_id`` from now on, and load the weights into ``engine``, which has ``model``."""
         if self._swap is not None:
             self._swap.end()
         guarded = GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die)
@@ -209,7 +209,7 @@ class WeightReceiver:
 
 
 def _why_not_enter(replica: ReplicaInfo, body: JoinRequest) -> str | None:
-    """Return why the engine cannot enter the trainer's communicator, or None."""
+    """Return why the engine cannot enter the trainer's communicator; None if it can."""
     if body.transport not in replica.transports:
         return f"this replica receives over {', '.join(replica.transports)}, not over {body.transport}"
     has_wire = body.transport not in ("disk", "simulated")

@@ -1,7 +1,8 @@
 """HTTP routes of the weight push, with the bodies of shared/control.py. ``WeightReceiver`` answers them.
 
-    409  another run, an older epoch, out of turn        422  malformed (app.py answers)
-    503  no engine yet, or the update failed
+    409  the body is for another run or an older epoch, is out of turn, or does not fit this replica
+    422  the body is malformed (app.py answers)
+    503  no engine is there yet, or the update failed
 
 Only the trainer calls these routes. They need the internal key, which is checked in front of the application.
 """

@@ -1,8 +1,8 @@
 """Replaces the weights of one run's engine, in the moves of a weight push: join, begin, commit, abort and sleep.
 
-weight_receiver.py draws the states. ``held_version`` is the old version until the new one was read back; during the
-push only ``decoding_is_paused`` changes. An object of this class ends with its run. Calls in progress are then
-cancelled, and their results cannot affect the next run.
+weight_receiver.py draws the states. ``held_version`` stays the old version until decoding resumes with the new one. If
+the push fails after decoding was paused, ``held_version`` becomes NO_WEIGHTS. A WeightSwap ends with its run. Calls in
+progress are then cancelled, and their results cannot affect the next run.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class ConflictError(PushError):
-    """A push request is for another run, for an older epoch, or out of turn. It is answered with 409."""
+    """A push request is for another run or an older epoch, is out of turn, or does not fit. It is answered with 409."""
 
 
 @dataclass
 class Update:
-    """A push that began here, and was neither committed nor given up yet."""
+    """A push that began here and was neither committed nor given up yet. Closing ``closing`` removes ``directory``."""
 
     body: BeginRequest
     begun_at: float
@@ -56,7 +56,7 @@ class Update:
 class WeightSwap:
     """The weights of one run in one engine, and the moves of a push that replace them.
 
-    Each move raises ConflictError if it is out of turn.
+    A move raises ConflictError if it is out of turn, and UnavailableError if only a new process helps.
 
     Args:
         identity: Description of the replica, the run and the engine, as it was before the first push.
@@ -218,10 +218,7 @@ class WeightSwap:
         )
 
     async def abort(self, body: AbortRequest) -> ReplicaInfo:
-        """Give up the push in progress, if any, and leave the communicator.
-
-        Raises PushError if the engine did not leave it.
-        """
+        """Give up the push in progress, if any, and leave the communicator."""
         if body.epoch < self._newest_epoch:
             raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
         self._newest_epoch = body.epoch
@@ -270,7 +267,7 @@ class WeightSwap:
     def _require_time_to_load(self, update: Update, *, left_s: float) -> None:
         """Raise PushError if the fastest load so far took longer than the time left, plus ``grace_s``.
 
-        A load cannot be given up: one that exceeds its deadline ends the process. Now the old weights can stay in use.
+        A load that exceeds its deadline ends the process. Before it begins, the old weights can still stay in use.
         """
         left_s = max(left_s, 0.0)
         if update.paused_at is None and self._fastest_load_s > left_s + self.engine.grace_s:
@@ -280,7 +277,7 @@ class WeightSwap:
             )
 
     async def _pause(self, update: Update) -> float:
-        """Pause decoding unless it is paused already, and return the time at which the pause began."""
+        """Pause decoding unless it is paused already, and return when the pause began, in monotonic seconds."""
         if update.paused_at is None:
             update.paused_at = time.monotonic()
             self.decoding_is_paused = True

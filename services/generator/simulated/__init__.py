@@ -1,1 +1,1 @@
-"""Simulated generator replicas: random tokens instead of a model, by the contract in docs/generator-contract.md."""
+"""Simulated generator replicas, as docs/generator-contract.md requires, with random tokens instead of a model."""

@@ -16,7 +16,7 @@ and:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run simulated replicas until the process is stopped, and return its exit code."""
+    """Run simulated replicas until the process is stopped or fails, and return its exit code: 0, 1 or 2."""
     import logging
     import os
 

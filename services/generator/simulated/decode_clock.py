@@ -25,7 +25,7 @@ class DecodedSequence:
 
     Attributes:
         num_tokens: Final length.
-        first_token_s: Time from its admission to the batch until its first token.
+        first_token_s: Simulated seconds from its admission to the batch until its first token.
         spans: (version, start, end) over its tokens; empty until it has finished.
         joined_at_step: Step of its first token. This attribute and those below are used only by the clock.
     """
@@ -118,7 +118,7 @@ class DecodeClock:
         return finished
 
     def next_event_s(self) -> float | None:
-        """Return when a sequence next gets its first token or finishes; None while paused, or if the batch is empty."""
+        """Return when the next sequence starts or finishes; None while paused, or if no sequence is in the batch."""
         until_s = None if self._is_paused else self._until_next_event()
         return None if until_s is None else self._now_s + until_s
 

@@ -1,6 +1,8 @@
 """Draws the lengths, token ids and logprobs of a simulated engine. Seeded, so that a simulation can be repeated.
 
-length ~ log-normal, cut off at max_tokens      minus logprob ~ exponential      token ids ~ uniform, no end inside
+length           log-normal, cut off at max_tokens
+minus logprob    exponential
+token ids        uniform, with end-of-sequence only as the last token
 """
 
 import math
@@ -70,13 +72,13 @@ class Draws:
 
 
 def text_of(num_tokens: int, *, start: int = 0) -> str:
-    """Return the text of tokens ``[start, num_tokens)``: four characters a token, repeating "simulated token"."""
+    """Return the text of tokens ``[start, num_tokens)``: four characters per token, repeating "simulated token"."""
     begin, end = start * _CHARACTERS_PER_TOKEN, num_tokens * _CHARACTERS_PER_TOKEN
     return (_WORDS * (end // len(_WORDS) + 1))[begin:end]
 
 
 def prompt_ids_of(text: str, facts: ModelFacts) -> list[int]:
-    """Return about as many token ids as a text of this length would have, without a tokenizer."""
+    """Return invented token ids for a text, one for every four bytes and at least one, without a tokenizer."""
     data = text.encode()
     pieces = [data[i : i + _CHARACTERS_PER_TOKEN] for i in range(0, len(data), _CHARACTERS_PER_TOKEN)]
     return [int.from_bytes(piece, "little") % facts.vocab_size for piece in pieces] or [0]

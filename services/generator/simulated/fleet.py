@@ -46,7 +46,7 @@ class SimulatedFleet:
     Args:
         settings: Settings of the process.
         simulation: Settings of the simulation.
-        replicas: At least one.
+        replicas: The replicas, at least one.
         keyring: The keys of all replicas.
         redis: Client made by redis_connection.py, to read the current run.
         metrics: Metrics of all replicas.
@@ -87,7 +87,7 @@ class SimulatedFleet:
         """Serve one run after the other until cancelled.
 
         Raises:
-            ExceptionGroup: Holds the first failure: Redis stayed unreachable.
+            UnavailableError: Redis stayed unreachable. It may be in an ExceptionGroup.
         """
         await asyncio.to_thread(import_transfer, self._simulation)
         await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)

@@ -28,7 +28,7 @@ class GlooTransfer:
         self._is_given_up = False
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Begin to enter the trainer's communicator, in a thread. A failure shows in ``progress``."""
+        """Begin to enter, in a thread, the communicator that the fields of JoinRequest in ``where`` describe."""
 
         def job() -> None:
             group = GlooWire(

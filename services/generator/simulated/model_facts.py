@@ -1,4 +1,4 @@
-"""Facts about the run's model that a simulated replica needs, read from config.json only: no weights, no tokenizer."""
+"""Reads the facts about a run's model that a simulated replica needs, from config.json: no weights, no tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -31,11 +31,11 @@ class Transfer(Protocol):
     """
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Begin to enter the communicator that ``where`` describes, which holds the fields of JoinRequest."""
+        """Begin to enter the communicator that the fields of JoinRequest in ``where`` describe."""
         ...
 
     def receive(self, what: dict[str, Any]) -> None:
-        """Begin to receive the parameters that ``what`` announces, which holds the fields of BeginRequest."""
+        """Begin to receive the parameters that the fields of BeginRequest in ``what`` announce."""
         ...
 
     def progress(self) -> Progress:
@@ -108,7 +108,7 @@ class SimulatedReceivingEngine:
 
     @property
     def adapter(self) -> AdapterSpec | None:
-        """None: adapters are received in the same way as whole models."""
+        """None, even if a run pushes adapters: they are received in the same way as whole models."""
         return None
 
     @property
@@ -141,7 +141,7 @@ class SimulatedReceivingEngine:
         """Do nothing, because there is nothing to release."""
 
     async def pause(self, *, keep_cache: bool) -> None:
-        """Pause decoding. ``keep_cache`` has no effect, because it has no KV cache."""
+        """Pause decoding. ``keep_cache`` has no effect, because there is no KV cache."""
         del keep_cache
         self._engine.pause()
 
@@ -168,7 +168,7 @@ class SimulatedReceivingEngine:
         del directory
 
     async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
-        """Refuse the probe, because it has no weights to score it with.
+        """Refuse the probe, because there are no weights to score it with.
 
         Raises:
             RuntimeError: Always.

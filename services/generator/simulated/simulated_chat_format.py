@@ -1,8 +1,8 @@
 """Renders conversations, and invents assistant messages with tool calls, without a tokenizer or a model.
 
-A prompt has as many token ids as the text of its messages would have. A seeded share of the turns that have tools calls
-the first of them, with arguments that fit its schema. So rollouts with several turns can be measured, and killed,
-without a model.
+A prompt has about as many token ids as the text of its messages would have. In a seeded share of the turns with tools,
+the message calls the first tool, with arguments that fit its schema. So agent runs can be measured and tested without a
+model.
 """
 
 from typing import Any

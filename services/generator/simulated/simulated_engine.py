@@ -1,7 +1,7 @@
 """An engine without a model: decode_clock.py computes the time of a request, and draws.py its tokens.
 
-    complete, sample --> [DecodeClock] --timer at its next event--> futures
-    pause, resume, take_on(version)  ------^                          of weight pushes
+    requests: complete, sample ------------------> [DecodeClock] --timer at its next event--> futures of the requests
+    pushes:   pause, take_on(version), resume ---------^
 
 The generation loop, /v1/generate and the weight push use it like the real engine.
 """
@@ -68,8 +68,7 @@ class SimulatedEngine:
     ) -> list[SampledCompletion]:
         """Return ``num_completions`` random completions once their simulated time has passed.
 
-        Each has at most ``max_tokens`` tokens, or the run's ``max_completion_length`` if that is None. Cancelling the
-        call aborts them.
+        Each has ``max_tokens`` (default: ``max_completion_length``) tokens at most. Cancelling the call aborts them.
 
         Raises:
             MessageError: The prompt leaves no room for a completion, or has a token id outside the vocabulary.

@@ -36,8 +36,8 @@ class SimulatedReplica:
         settings: Settings of the process.
         simulation: Settings of the simulation.
         name: Stable name of this replica.
-        index: Index in the process.
-        url: URL at which the trainer reaches it.
+        index: Index of this replica in the process, from 0; part of the random seed.
+        url: URL at which the trainer reaches this replica.
         metrics: Metrics of all replicas of the process.
     """
 

@@ -3,8 +3,8 @@
     begin --> sampled --> one JSON line for each turn: run, request, turn, by, began_at_s
          +-> cancelled: no line
 
-A line is written once the turn is whole, as the answer is. A turn whose client has gone is cancelled and has no line.
-``turn`` is the number of assistant messages before it.
+A line is written once the turn is whole, when it is also answered. A turn whose client has gone is cancelled and has no
+line. ``turn`` is the number of assistant messages before it, and ``by`` the replica that sampled it.
 """
 
 import os

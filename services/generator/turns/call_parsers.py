@@ -49,7 +49,7 @@ def find_parser(written: str, tool: dict[str, Any], tokenizer: Any, reasoning_pa
         written: A message with the call ``{"a": 1}``, as the chat template writes it.
         tool: Schema of the tool, whose only parameter is ``a``.
         tokenizer: The tokenizer of the model.
-        reasoning_parser: Name of the reasoning parser with which it must be combined; None for none.
+        reasoning_parser: Name of the reasoning parser with which the found parser must work; None for none.
     """
 
     def fits(name: str) -> bool:

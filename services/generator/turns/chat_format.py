@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 class ChatFormat(Protocol):
     """Converts between messages and token ids for the model of a run.
 
-    Its methods block, and are not called at the same time.
+    Its methods block, and only one of them is called at a time.
     """
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
         """Render the messages that have no recorded ids, and return their token ids.
 
-        They end at the start of the turn to be sampled.
+        The ids end where the turn to be sampled starts.
 
         Raises:
             TurnRefusedError: The conversation cannot be rendered.
@@ -102,7 +102,7 @@ class ModelChatFormat:
     def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
         """Decode a completion, and return it as an assistant message with its reasoning and tool calls.
 
-        The content has no end-of-turn token. A turn that was cut has no calls.
+        The content has no end-of-turn token. A turn that was cut, or cannot be parsed, has no calls.
         """
         ids, is_whole = list(completion.token_ids), completion.finish_reason == "stop"
         if is_whole and ids[-1] in self._special_ids:

@@ -1,13 +1,13 @@
-"""Renders the new messages of a conversation by the model's chat template, to append them to recorded token ids.
+"""Renders the new messages of a conversation with the model's chat template, to append them to recorded token ids.
 
     recorded ids    <|im_start|> assistant ... 4 <|im_end|>
     appended ids                                            newline <|im_start|> user ... <|im_start|> assistant newline
 
 The rendered text of recorded messages is not used, because a template need not write the tokens that were sampled: it
-drops old reasoning, or writes arguments with other white space. So the last recorded message is rendered with a mark at
-its end, and only the tokens behind the mark are used. Of the messages before it, only those are rendered that templates
-need: system messages and the last user message. A second rendering, in which nothing follows the turn, shows how many
-tokens belong to the turn itself:
+may drop old reasoning, or write other white space. So the last recorded message is rendered with a mark at its end, and
+only the tokens behind the mark are used. Of the messages before it, only those are rendered that templates need: system
+messages and the last user message. A second rendering, in which nothing follows the turn, shows how many tokens belong
+to the turn itself:
 
     behind the mark, with what follows    <|im_end|> newline <|im_start|> user ...
     behind the mark, without              <|im_end|> newline
@@ -82,7 +82,7 @@ class TurnRenderer:
     def written_call(self) -> str:
         """Return the text of a message that calls TOOL with ``{"a": 1}``, without the end of its turn.
 
-        It is empty if the chat template cannot render it.
+        The text is empty if the chat template cannot render such a message.
         """
         try:
             prompt = self._text([_QUESTION], [TOOL])
@@ -99,8 +99,8 @@ class TurnRenderer:
     def appended_ids(self, request: TurnRequest) -> list[int]:
         """Render the messages that have no recorded ids, and return their token ids.
 
-        They end at the start of the turn to be sampled. If the last recorded turn has no end-of-turn token, they begin
-        with it.
+        The ids end where the turn to be sampled starts. If the last recorded turn has no end-of-turn token, they begin
+        with one.
 
         Raises:
             TurnRefusedError: The chat template cannot render the conversation, or leaves messages out.
@@ -121,7 +121,7 @@ class TurnRenderer:
         return whole[min(special, default=0) :]
 
     def _behind_turn(self, request: TurnRequest) -> tuple[str, str]:
-        """Return two rendered texts from behind the last recorded message: without the later messages, and with them.
+        """Return the text behind the last recorded message: rendered without the later messages, and with them.
 
         Raises:
             TurnRefusedError: The chat template cannot render the conversation, or leaves messages out.

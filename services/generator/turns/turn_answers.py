@@ -25,7 +25,7 @@ class TurnAnswers:
     """Samples the turns of a list of requests at the same time, from its construction until ``close``.
 
     Args:
-        requests: The requests.
+        requests: The turn requests of one HTTP request.
         sample: Samples the turns of one request. Cancelling it aborts them.
     """
 

@@ -1,6 +1,7 @@
 """HTTP route ``POST /internal/v1/turns``, which samples turns of conversations; shared/turns.py has the bodies.
 
-    200  a line for each turn        409  another run is served        422  malformed        503  not ready
+    200  with one line per turn        409  another run is served
+    422  the body is malformed         503  the replica is not ready
 
 Only the sessions service calls it. It needs the internal key, which is checked in front of the application. If the
 client disconnects, turns that were not sent yet are aborted.
@@ -41,7 +42,7 @@ def make_turn_router(desk: TurnDesk) -> APIRouter:
 
 
 class _Lines(StreamingResponse):
-    """Streaming response with one line for each turn. Sampling ends when it is sent, or when the client disconnects."""
+    """Streaming response with one line for each turn. Sampling ends once all are sent, or the client disconnects."""
 
     def __init__(self, answers: TurnAnswers) -> None:
         super().__init__(answers.lines(), media_type="application/jsonl")

@@ -64,11 +64,11 @@ class TurnSampler:
 
     Args:
         engine: Samples the completions.
-        run_id: The run.
+        run_id: Id of the run.
         config: The run's sampling options.
-        gate: Tells which version is held.
-        required_version: Returns the version that the run requires.
-        chat_format: The format of the run's conversations.
+        gate: Reports the version that the engine holds, and waits until it may be used.
+        required_version: Returns the oldest version that the run allows.
+        chat_format: Converts between the run's messages and token ids.
         metrics: Metrics of this process.
     """
 
@@ -149,7 +149,7 @@ class TurnSampler:
             await asyncio.wait({task})
 
     def _prompt(self, request: TurnRequest) -> tuple[list[int], list[int]]:
-        """Return the newly rendered ids, and the whole prompt: the recorded ids followed by these."""
+        """Return the newly rendered ids, and the whole prompt: the recorded ids followed by the rendered ones."""
         appended = self._format.appended_ids(request)
         return appended, unpack_ids(request.recorded_ids).tolist() + appended
 

@@ -1,10 +1,11 @@
 """Reads pushed weights that the trainer wrote to files (shared/weights/weight_manifest.py) into staging memory.
 
-    place --> manifest --> its base, and so on, until the staged or a full version --> apply them, oldest first
+    place --> read its manifest --> read its base's, and so on, until the staged or a full version
+          --> apply these versions, oldest first
 
 Every file is checked before any of it is used, and the whole set is checked after the last file. The only waits are for
 the store, in threads that are abandoned at the deadline, or when the push was given up: a store may stall for minutes.
-The reader checks both after each parameter, too.
+After each parameter, too, the reader checks whether the deadline has passed or the push was given up.
 """
 
 import threading

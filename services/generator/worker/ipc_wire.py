@@ -1,6 +1,6 @@
 """Receives pushed weights from a trainer on the same GPU, through a CUDA buffer that the trainer shares.
 
-gloo_communicator.py in the trainer has the diagram. The trainer's buffer is mapped from the fields of the join body
+The trainer's gloo_communicator.py has a diagram. The trainer's buffer is mapped from the fields of the join body
 (IpcBuffer). Each field is checked, and none is unpickled. A chunk is copied before it is confirmed, so it belongs to
 this process.
 """

@@ -45,7 +45,7 @@ weight_files: Any = safetensors
 class FullSet:
     """Checks whether announced parameters are the full set of a model, of which a worker has a shard.
 
-    vLLM's ModelConfig describes the model.
+    ``model_config`` is vLLM's ModelConfig of the model.
     """
 
     def __init__(self, model: Any, model_config: Any) -> None:
@@ -60,7 +60,7 @@ class FullSet:
         dtypes.
 
         Raises:
-            ValueError: They are not; the message says which ones are wrong.
+            ValueError: Parameters are missing, incomplete or of another dtype; the message names some of them.
         """
         if announced == self._known or self._model_config.quantization is not None:
             return
@@ -101,8 +101,8 @@ def require_all(
 ) -> None:
     """Raise ValueError if a load left out parameters of vLLM's model, or filled them only partly.
 
-    The first check is also made by vLLM's own loader for a checkpoint. It cannot see a missing shard of a fused layer;
-    the second check can.
+    The first check, which vLLM's own loader also makes for a checkpoint, cannot see a missing shard of a fused layer.
+    The second check can.
 
     Args:
         model: The model, or a shadow of it.
@@ -125,14 +125,14 @@ def require_all(
 
 
 def is_tied(model_config: Any) -> bool:
-    """Return whether embeddings and head share one parameter."""
+    """Return whether the model's input embeddings and output head share one parameter."""
     return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
 
 
 def checkpoint_specs(vllm_config: Any) -> list[Spec]:
     """Return the parameters of the model's checkpoint as a push has them: in the engine's dtype, tied ones once.
 
-    Only the headers of its safetensors files are read, on this machine; empty if there are none.
+    Only the headers of its safetensors files are read. The list is empty if this machine does not have such files.
     """
     model_config = vllm_config.model_config
     directory = Path(model_config.model)
@@ -203,7 +203,7 @@ class _Shadow:
         self.model: Any = self._copy(model)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
-        """Load the announced parameters, and return the result of the model's loader."""
+        """Load the announced parameters, and return the names that the model's loader filled; None if unknown."""
 
         def named() -> Iterable[tuple[str, torch.Tensor]]:
             for name, tensor in weights:

@@ -69,7 +69,7 @@ class CheckedReload:
 def prepack_tied_head(model: Any) -> None:
     """Make the head of a model with tied embeddings compute with the current embeddings.
 
-    On a CPU, its prepacked copy would keep the old weights.
+    On a CPU, the head's prepacked copy of the embeddings would keep the old weights.
     """
     modules: list[Any] = list(model.modules())
     heads = [module for module in modules if isinstance(module, ParallelLMHead)]

@@ -42,7 +42,7 @@ class StagedWeights:
     Attributes:
         specs: As given, as a tuple.
         tensors: The parameters by name. Code that writes to a tensor itself must call ``changed``.
-        complete: Checksum of the version in this memory, which a delta can change; None if it is not complete.
+        complete: Checksum of the version in this memory, the base for a delta; None if the version is not complete.
     """
 
     def __init__(self, specs: Iterable[Spec], *, block: Tensor | None = None) -> None:
@@ -108,7 +108,7 @@ def digest(tensor: Tensor) -> bytes:
 
 
 def staging_bytes(specs: Iterable[Spec]) -> int:
-    """Return the size of the memory for these parameters, in bytes: theirs, and up to 63 bytes between two of them."""
+    """Return the bytes of staging memory for these parameters, each of which takes a multiple of 64 bytes."""
     return sum(_aligned(spec.num_bytes) for spec in specs)
 
 
@@ -156,14 +156,14 @@ class StagingMemory:
 
     For an engine on a GPU, main memory is page-locked as long as this object exists, because it is copied to the GPU
     while decoding is paused. torch's ``pin_memory`` is not used: its allocator rounds every block up to a power of two,
-    so that 14.2 GiB take 16 as one block and 27 as one block a parameter. CUDA locks the exact bytes of an ordinary
-    block.
+    so that 14.2 GiB take 16 GiB as one block and 27 GiB as one block per parameter. CUDA locks the exact bytes of an
+    ordinary block.
 
     Args:
         num_bytes: Size of the block, a one-dimensional uint8 tensor.
         largest: Size of the largest parameter, in bytes.
         device: Device on which the engine computes.
-        shares_gpu: Whether the trainer computes there, too.
+        shares_gpu: Whether the trainer computes on that device, too.
     """
 
     def __init__(self, num_bytes: int, *, largest: int, device: torch.device, shares_gpu: bool = False) -> None:

@@ -56,7 +56,7 @@ def open_wire(
     With the transport ``disk`` there is no communicator, so it returns at once.
 
     Args:
-        where: Fields of the join body, including ``transport``.
+        where: Fields of JoinRequest, including ``transport``.
         rank: This worker's rank within its replica.
         device: Device on which the engine computes.
         is_given_up: Returns whether the push was given up. Only NCCL needs it: gloo and ipc notice that the trainer has
@@ -83,13 +83,13 @@ def open_wire(
 
 
 def receive_version(staged: StagedWeights, wire: Wire, what: dict[str, Any], *, buffer_bytes: int) -> None:
-    """Bring staging memory to the version that a begin body announces.
+    """Bring staging memory to the version that a BeginRequest announces.
 
     Args:
         staged: Staging memory for the announced parameters, in their order. After an error it is not complete, because
             some of it may be new.
         wire: The wire to receive from.
-        what: Fields of the begin body: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` if it has them.
+        what: Fields of BeginRequest: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` if it has them.
         buffer_bytes: Size in bytes after which a chunk ends.
 
     Raises:

@@ -81,8 +81,7 @@ class WorkerReports:
         """Wait for new reports on this job, and return every worker's latest one; None if they did not come in time.
 
         Args:
-            timeout_s: Time to wait for workers that may never report, in seconds. Once all have reported, it is at
-                least 0.5 s.
+            timeout_s: Longest wait, in seconds; at least 0.5 s if every worker has already reported on this job.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(timeout_s, _LOST_S) if self._is_complete else timeout_s):
