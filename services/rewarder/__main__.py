@@ -11,7 +11,7 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rewarder until SIGTERM.
 
-    Return the exit code: 0 stopped on request, 1 crashed (restart it), 2 a setting is wrong.
+    Return the exit code: 0 if stopped on request, 1 after a crash (restart it), 2 if a setting cannot be used.
     """
     argparse.ArgumentParser(
         prog="python -m services.rewarder",

@@ -1,9 +1,9 @@
-"""The stand-in for a TRL environment that reward functions get in ``environments`` after the rollout has ended.
+"""Stands in for a rollout's TRL environment, in the argument ``environments`` of reward functions.
 
-    [env.reward for env in environments]      its public attributes are there, as JSON can express them
-    env.client, env.guess("apple")            AttributeError, with the reason
+    [env.reward for env in environments]      public attributes can be read, with the values that JSON can express
+    env.client, env.guess("apple")            other attributes and all methods raise AttributeError, with the reason
 
-The environment itself was a process of the sessions service, which plays agent runs.
+When rewards are computed, the rollout has ended. Its environment was a process of the sessions service.
 """
 
 from typing import Any
@@ -30,5 +30,5 @@ class EndedEnvironment:
         raise AttributeError(f"the environment {played.name} has no attribute {name!r} here: {why}")
 
     def __repr__(self) -> str:
-        """Return the name of the environment's class, and its attributes."""
+        """Return the environment's type, such as ``module:Class``, and its attributes."""
         return f"<{self._played.name} {self._played.attributes}>"

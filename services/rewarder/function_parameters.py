@@ -38,7 +38,7 @@ def _known_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] |
 
 
 def required(parameters: list[inspect.Parameter]) -> list[str]:
-    """Return the names of the parameters without a default."""
+    """Return the names of the parameters without a default, except ``*args`` and ``**kwargs``."""
     return [
         parameter.name
         for parameter in parameters
@@ -61,9 +61,9 @@ def may_see(name: str, function: Callable[..., Any]) -> bool:
 
 
 def may_read_keywords(function: Callable[..., Any]) -> bool:
-    """Return whether ``function`` may read its ``**kwargs``. True for everything but plain functions and methods.
+    """Return whether ``function`` may read its ``**kwargs``; always True unless it is a plain function or method.
 
-    Does not detect functions that ``function`` calls and that inspect their caller's variables.
+    Does not detect reads by a called function that inspects its caller's variables.
     """
     if isinstance(function, MethodType):
         function = function.__func__

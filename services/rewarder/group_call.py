@@ -90,13 +90,13 @@ def with_rewards(
     *,
     by: str,
 ) -> ScoredGroup:
-    """Return the scored group: each rollout has one outcome per reward function.
+    """Return the scored group. Each of its rollouts has one outcome per reward function.
 
     If a rollout's environment has a reward of its own, that is one more outcome.
 
     Args:
         group: The completed group.
-        outcomes: The functions' outcomes of the rollouts that are not lost, in order.
+        outcomes: For each rollout that is not lost, in the group's order, one outcome per function.
         config: The run's settings.
         by: The name of this replica, for the time stamp of the scoring.
     """
@@ -112,7 +112,7 @@ def with_rewards(
 
 
 def _of_environment(rollout: Rollout) -> tuple[RewardOutcome, ...]:
-    """Return the outcome of the environment's own reward, with weight 1 as in TRL; empty without such a reward."""
+    """Return a tuple with the outcome of the environment's own reward, of weight 1 as in TRL; empty without one."""
     environment = rollout.environment
     if environment is None or not environment.has_reward:
         return ()

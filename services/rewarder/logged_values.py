@@ -3,8 +3,8 @@
     log_metric("accuracy", 0.5)            one number for the call; several of one name are averaged, as in TRL
     log_extra("parsed", ["5", None, ...])  one value per completion, for tables and the rollout log
 
-A mistake in logging does not make a reward fail: a value that cannot be kept is left out. Values of log_extra that are
-neither numbers nor None become text of at most 500 characters.
+A mistake in logging does not make a reward fail: a value that cannot be kept is left out, and so is every name after
+32 others. Values of log_extra that are neither finite numbers nor None become text of at most 500 characters.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class LoggedValues:
                 self._extra[column] += [*map(_value, cast("Iterable[object]", values))]
 
     def metrics(self) -> dict[str, float]:
-        """Return the mean of the numbers that were logged under each name with ``log_metric``."""
+        """Return, by name, the mean of the numbers that were logged with ``log_metric``."""
         means = {name: sum(values) / len(values) for name, values in self._metrics.items()}
         return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 

@@ -2,8 +2,8 @@
 
     works --5 calls failed in a row--> out of order --5 calls worked in a row--> works
 
-Both directions need the same number of calls, so a function that fails or works only sometimes is logged once and not
-at every change. Endpoints have a breaker instead (endpoints/transport/breaker.py), which also stops the calls to them.
+Both directions need five calls in a row, so a function that fails only sometimes is not logged at every change.
+Endpoints have a breaker instead (endpoints/transport/breaker.py), which also stops the calls to them.
 """
 
 import logging

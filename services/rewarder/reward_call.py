@@ -3,10 +3,9 @@
     RewardCall --arguments_for--> f(prompts=, completions=, ...) --judge--> one Verdict per completion
 
 The signature is TRL's. Every dataset column is a list with one entry per completion. ``trainer_state`` has the
-progress, ``environments`` are stand-ins for the rollouts' environments (ended_environment.py), and
+training's progress, ``environments`` are stand-ins for the rollouts' environments (ended_environment.py), and
 ``log_extra`` and ``log_metric`` keep values (logged_values.py). A function without ``**kwargs`` gets only the arguments
-that it names.
-A return value that is not a finite number becomes an outcome with the reason, never a number.
+that it names. If the reward that it returns for a completion is not a finite number, the outcome has no value.
 """
 
 import copy
@@ -44,7 +43,7 @@ _GIVEN = frozenset(
 
 
 def text_of(completion: Completion) -> str:
-    """Return the text of a completion in either of TRL's formats; for a conversation, the last assistant message."""
+    """Return a completion's text; for a conversation, the last assistant message's text, or else the last message's."""
     if isinstance(completion, str):
         return completion
     said = [message for message in completion if message.get("role") == "assistant"] or completion
@@ -57,8 +56,8 @@ class RewardCall(msgspec.Struct, frozen=True):
     A function may change its prompts, completions and columns, so each function gets its own copy: from
     ``own_copy``, or decoded from msgpack in a worker.
 
-    ``completion_ids`` stay packed as int32 bytes until a function reads them: few functions do, and there can be
-    100,000 of them.
+    ``completion_ids`` stay packed as int32 bytes until a function reads them, because few functions do, and a group may
+    have 100,000 token ids.
     ``policy_version`` is the version of the group's oldest token. It and ``group_id`` are None outside of runs.
     """
 
@@ -84,7 +83,7 @@ class RewardCall(msgspec.Struct, frozen=True):
 
 
 def with_objects(completion: Completion) -> Completion:
-    """Return a completion in TRL's form: arguments of tool calls are objects, and lists returned by tools are lists.
+    """Return a completion in TRL's form: arguments of tool calls are objects, and a tool's list is a list, not text.
 
     Arguments stay text if they are not a JSON object, or contain half a surrogate pair, which cannot be sent on.
     """
@@ -129,7 +128,7 @@ def own_copy(call: RewardCall) -> RewardCall:
 
 
 def own_text(text: Completion) -> Completion:
-    """Return a copy of a prompt or completion that shares no mutable object with it."""
+    """Return a copy of a prompt or completion that shares no mutable object with the original."""
     return text if isinstance(text, str) else [_own_message(message) for message in text]
 
 
@@ -158,7 +157,7 @@ def answers_all(verdicts: Sequence[Verdict], num_completions: int) -> bool:
 
 
 class CallError(Exception):
-    """The function cannot be called with the given rows. The message says what is missing."""
+    """The function cannot be called with the given rows and ``reward_kwargs``. The message says why."""
 
 
 def arguments_for(
@@ -179,11 +178,11 @@ def arguments_for(
         name: The function's name in ``reward_kwargs``.
         is_built_in: Whether the function is a built-in, which gets more arguments than TRL passes.
         options: Arguments that are never taken from a column.
-        may_be_given: Arguments that ``reward_kwargs`` may have; all arguments if None.
+        may_be_given: Missing arguments for which the error message may suggest ``reward_kwargs``; all if None.
         logged: Collects the values that the function logs.
 
     Raises:
-        CallError: A required argument is missing, or ``reward_kwargs`` has an argument that the function does not take.
+        CallError: A required argument is missing, or ``reward_kwargs`` has one that is not taken, or is a column too.
     """
     kwargs = copy.deepcopy(call.reward_kwargs.get(name, {}))
     offered = {column: values for column, values in call.columns.items() if column not in NOT_COLUMNS}
@@ -247,7 +246,7 @@ def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str |
 
 
 def required_columns(function: RewardFunction) -> list[str]:
-    """Return the dataset columns that ``function`` requires."""
+    """Return the names of the dataset columns that ``function`` requires; empty if it does not have a signature."""
     parameters = parameters_of(function)
     return [] if parameters is None else [name for name in required(parameters) if name not in _GIVEN]
 

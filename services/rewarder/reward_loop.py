@@ -59,7 +59,7 @@ class RewardLoop:
     Args:
         redis: A Redis connection that is ready, with headrace's functions loaded.
         scorer: Calls the reward functions.
-        keys: The run's keys.
+        keys: The names of the run's keys in Redis.
         config: The run's settings.
         replica_id: Name of this replica. It is stable across restarts, so that the replica finds its pending entries.
         max_inflight_groups: Most groups scored at a time.

@@ -98,7 +98,7 @@ class RewarderMetrics:
         )
 
     def worker_replaced(self, reason: str) -> None:
-        """Count a worker that is replaced: it died, was renewed or cancelled, or its call had this outcome."""
+        """Count a replaced worker: ``died``, ``renewed``, ``cancelled``, or the outcome of its failed call."""
         self.worker_kills.labels(reason).inc()
 
     def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
@@ -118,7 +118,7 @@ class RewarderMetrics:
         self._replica.labels(replica_id).set(1)
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Publish at each scrape whether the file with the API keys cannot be read."""
+        """Publish a metric that is 1 while the file with the API keys cannot be read. It is computed at each scrape."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def forget_endpoint(self, name: str) -> None:
@@ -147,8 +147,8 @@ def _remove(metric: Counter | Gauge | Histogram, *labels: str) -> None:
 def lane_kind(lane: str) -> str:
     """Return the metrics label of a lane: ``run``, ``http`` or ``self-test``.
 
-    A lane is the queue of one run, named by the run's id, or the queue of HTTP requests. Run ids as labels would not be
-    bounded.
+    A lane is the queue of one run, named by the run's id, or the queue of HTTP requests or of the self-test. The number
+    of run ids is not bounded, so they cannot be labels.
     """
     return lane if lane in (HTTP_LANE, SELF_TEST_LANE) else "run"
 

@@ -1,10 +1,10 @@
 """Runs one reward loop for each running or paused run, and ends it when the run is over.
 
-    served runs --look, every poll_every_s--> begin or cancel a reward loop (reward_loop.py)
-                                         --> the run's progress, which reward functions may read
+    running, paused runs --look, every poll_every_s--> begin or cancel a reward loop (reward_loop.py)
+                                                   --> keep the run's progress, for reward functions that read it
 
-A run whose rewards cannot be called is refused, with the reason in Redis. A run that waits in the queue has no groups
-and costs nothing.
+A run is refused, with the reason in Redis, if its settings are not valid or its rewards' arguments cannot be sent to
+workers. A run that waits in the queue has no groups and costs nothing.
 """
 
 import asyncio
@@ -79,7 +79,8 @@ class RunFollower:
         """Score all running and paused runs until ``stop`` is called.
 
         Raises:
-            UnavailableError: Redis did not come back in time.
+            UnavailableError: Redis did not answer in time.
+            ExceptionGroup: A reward loop failed, or Redis lost a run and did not come back. Holds that failure.
         """
         store = RunStore(self._redis)
         serving = ServedRuns(self._score_run, name="rewards of")

@@ -1,7 +1,8 @@
 """Calls all reward functions at the same time, each with all completions.
 
     gather( Python function -> python_functions.py
-            another source  -> RewardSource        )   -> for each completion one outcome per function
+            endpoint        -> endpoint_source.py
+            reward model    -> reward_models.py    )   -> for each completion one outcome per function
 
 A function that fails, hangs or returns an invalid value affects only its own outcomes: its failure is not raised here.
 A failure never becomes a zero.
@@ -36,7 +37,7 @@ class RewardSource(Protocol):
     """The reward functions of one kind: Python functions, reward endpoints or reward models."""
 
     async def knows(self, name: str) -> bool:
-        """Return whether this source handles ``name``. It must be quick, because it is called for every score."""
+        """Return whether this source handles ``name``. This must be quick, because every score calls it."""
         ...
 
     def exists(self, name: str) -> bool:
@@ -52,9 +53,9 @@ class RewardSource(Protocol):
 
         Args:
             name: A name that this source knows.
-            call: The rows to score, which all functions of a group share. A source copies what a function may change.
+            call: The rows to score. All functions share them: a source copies the parts that a function may change.
             timeout_s: Deadline of the work itself, in seconds. The wait for a turn has a limit of its own.
-            lane: The run's id or the name of the HTTP lane. Lanes take turns.
+            lane: The run's id, ``http`` or ``self-test``. Lanes take turns.
 
         Raises:
             RewardFailure: There is no answer. Its outcome says why.
@@ -103,7 +104,7 @@ class Scorer:
             call: The rows to score.
             functions: The functions to score them with.
             timeout_s: Deadline of each function, in seconds.
-            lane: The run's id or the name of the HTTP lane.
+            lane: The run's id, ``http`` or ``self-test``.
             is_known_to_be_sendable: Whether ``call`` came from a stream or has passed ``require_sendable``.
 
         Raises:
@@ -191,7 +192,7 @@ class Scorer:
         return name if source.exists(name) else "unknown"
 
     def _notice(self, name: str, verdicts: Sequence[Verdict]) -> None:
-        """Count a call of a Python function for the log of outages. An overload says nothing about the function."""
+        """Count a call of a Python function for the log of outages. A call that is an overload is not counted."""
         if not all(is_failure(verdict.outcome) for verdict in verdicts):
             self._outages.worked(name)
         elif verdicts and verdicts[0].outcome != "overload":

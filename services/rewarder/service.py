@@ -1,7 +1,7 @@
 """Runs one rewarder with its HTTP server, worker pool and reward loop, from start to SIGTERM.
 
-HTTP answers at once (/readyz reports what is missing) --> Redis --> workers warm --> self-test --> runs are scored
-SIGTERM --> no more reads, groups in flight finish (drain_s) --> lease released --> workers killed --> exit 0
+HTTP answers (/readyz says why not ready) --> Redis answers --> workers start --> self-test passes --> runs are scored
+SIGTERM --> reading stops, groups in flight finish (drain_s) --> leases are released --> workers are killed --> exit 0
 """
 
 import asyncio
@@ -116,6 +116,7 @@ class RewarderService:
         Raises:
             UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
             UnavailableError: Redis did not answer in time, or no reward worker could be started for a minute.
+            ExceptionGroup: Holds the first failure after the workers have started, such as a failed self-test.
         """
         keyring = self._settings.keyring()
         self._metrics.watch_keys(keyring)
@@ -153,7 +154,7 @@ class RewarderService:
         await self._redis.aclose()
 
     async def let_go(self) -> bool:
-        """Cancel the remaining tasks of users' async functions; return False if a task does not end."""
+        """Cancel the remaining tasks of users' async functions; return False if one does not end within two seconds."""
         return await self._loop_functions.close()
 
     async def _work(self) -> None:
@@ -231,8 +232,8 @@ class RewarderService:
 def _collect_seldom() -> None:
     """Make Python look for reference cycles less often, and never among the objects that exist now.
 
-    A thousand groups in flight are a hundred thousand lists and tuples, all in use. Searching them repeatedly took 40%
-    of the processor time of scoring them with a reward that waits.
+    A thousand groups in flight are a hundred thousand lists and tuples, all in use. With a reward function that only
+    waits, searching these took 40% of the processor time of the scoring.
     """
     freeze_long_lived_objects()
     gc.set_threshold(_GC_EVERY_ALLOCATIONS, 20, 20)

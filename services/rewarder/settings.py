@@ -30,7 +30,7 @@ class SandboxSettings(BaseSettings):
     sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
 
     def choice_for(self, num_workers: int) -> SandboxChoice:
-        """Return the sandbox choice for each of ``num_workers`` worker processes, which share the processors."""
+        """Return the sandbox settings for each of ``num_workers`` worker processes, which share the processors."""
         return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image, num_workers)
 
 
@@ -135,7 +135,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         return Places(tuple(map(str, self.reward_path)), parse_modules(self.reward_modules))
 
     def sandbox_choice(self) -> SandboxChoice:
-        """Return the sandbox choice for each of this rewarder's worker processes."""
+        """Return the sandbox settings for each of this rewarder's worker processes."""
         return self.choice_for(self.num_reward_workers)
 
     @field_validator("reward_path", mode="before")

@@ -15,7 +15,7 @@ class Body(BaseModel):
 
 
 def refuse_deep_nesting(found: dict[str, Any]) -> None:
-    """Raise ValueError if lists and objects are nested deeper than ``MAX_DEPTH``."""
+    """Raise ValueError if lists and objects are nested more than ``MAX_DEPTH`` levels deep in ``found``."""
     level: list[object] = [found]
     for _ in range(MAX_DEPTH + 1):
         level = [item for node in level for item in _parts(node) if isinstance(item, dict | list)]

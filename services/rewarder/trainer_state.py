@@ -53,7 +53,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, config: RunConfig, progress: Progress, *, run_dir: str) -> Self:
-        """Return the state for a run's settings and its progress."""
+        """Return the state of a run. ``run_dir`` is the run's directory, for the path of the best checkpoint."""
         steps, best = progress.max_steps, progress.best
         in_steps = config.in_steps(steps)
         epochs = progress.epoch * steps / progress.step if progress.step else 0.0

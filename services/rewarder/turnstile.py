@@ -1,8 +1,8 @@
 """Limits calls of one function, or requests to one endpoint: how many at a time, and how many per minute.
 
     lane A: [request, request] --+
-    lane B: [request] -----------+--> free slot, and room in the last minute? --> goes out --> leaves
-    lane C: [request] -----------+    lanes take turns                            a retry counts, too
+    lane B: [request] -----------+--> waits for a slot and for room in the minute --> goes out --> frees its slot
+    lane C: [request] -----------+    (lanes take turns)                              (a retry counts too)
 
 At most the allowed number of requests start in any window of 60 seconds. A request with more tokens than the limit
 starts when no other request has started for a minute. A retry keeps its slot, but waits for room in the minute too.
@@ -32,7 +32,7 @@ class _Waiter:
 
 
 class Turnstile:
-    """Limits the calls of one function, the requests to one endpoint, or all requests over HTTP. None means no limit.
+    """Limits the calls of one function, the requests to one endpoint, or expensive HTTP requests. None means no limit.
 
     Args:
         max_concurrency: Most requests at a time.
@@ -72,8 +72,8 @@ class Turnstile:
         Requests of different lanes (one per run, and one for HTTP) take turns.
 
         Raises:
-            WaitedTooLongError: The request has waited too long.
-            TurnedAwayError: Too many requests wait already.
+            WaitedTooLongError: The request has waited ``queue_timeout_s`` seconds.
+            TurnedAwayError: ``max_queued`` requests wait already.
         """
         is_full = self._max_queued is not None and self.num_queued >= self._max_queued
         if is_full and (self._lanes or not self._has_room(tokens)):

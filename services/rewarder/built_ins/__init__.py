@@ -1,1 +1,1 @@
-"""The reward functions that come with headrace, one per file. built_in_rewards.py lists them."""
+"""The reward functions that come with headrace, one per file, and helpers. built_in_rewards.py lists the functions."""

@@ -1,11 +1,11 @@
 r"""Compares a completion's mathematical answer with the gold answer, with math-verify.
 
 It follows TRL's ``accuracy_reward``. The answer must be LaTeX, and ``\boxed{}`` is preferred. The reward is 1.0 if the
-answer equals the gold answer and 0.0 if not. A gold answer that does not parse is not applicable.
+answer equals the gold answer and 0.0 if not. If the gold answer does not parse, the outcome is ``not_applicable``.
 
-There are two additions. Gold answers in GSM8K's format (``... #### 42``) are read after the mark. Completions for such
-rows may use the mark too, and it takes precedence over text that looks like LaTeX, such as ``$12 + $2.25``. Second,
-parsing or comparing that runs out of time is a ``timeout``, while TRL scores it 0.0.
+There are two additions. First, gold answers in GSM8K's format (``... #### 42``) are read after the mark. Completions
+for such gold answers may use the mark too. Without ``\boxed``, it takes precedence over text that looks like LaTeX,
+such as ``$12 + $2.25``. Second, if parsing or comparing runs out of time, the outcome is ``timeout``; TRL scores 0.0.
 
 Time limits work only in the main thread of a process (time_limit.py). This function therefore runs in a reward worker,
 never on the event loop or in a thread.

@@ -28,7 +28,7 @@ class Option:
     may_be_empty: bool = True
 
     def why_not(self, value: object) -> str | None:
-        """Return the requirement that ``value`` does not meet, beginning with "must", or None."""
+        """Return the requirement that ``value`` does not meet, beginning with "must", or None if it meets all."""
         if not self._is_of_kind(value):
             return f"must be {self.kind}"
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -60,7 +60,7 @@ class Option:
 
 
 def why_not_options(options: Mapping[str, Option], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the problem with these options, as text that begins with a verb, or None if they are valid."""
+    """Return the first problem with ``kwargs``, such as "has no option 'x'", or None if all are valid options."""
     for name, value in kwargs.items():
         option = options.get(name)
         if option is None:

@@ -27,7 +27,7 @@ class BuiltIn:
         summary: One line for people.
         columns: The dataset needs one column from each inner tuple, unless ``reward_kwargs`` has it.
         options: The options that ``reward_kwargs`` may set.
-        check: ``module:function`` of a further check of the options and of what the function needs, such as a sandbox.
+        check: ``module:function`` that checks further, for example whether a sandbox works; None for no further check.
     """
 
     place: str

@@ -56,8 +56,8 @@ def code_execution_reward(
     Args:
         completions: Completions with code in a fenced block.
         tests: The tests of each completion's row.
-        partial_credit: Whether the reward is the share of passed tests. If not, it is 1.0 for all tests, else 0.0.
-        timeout_s: Wall-clock limit for all tests of a completion together.
+        partial_credit: Whether the reward is the share of passed tests. If not, it is 1.0 if all tests pass, else 0.0.
+        timeout_s: Wall-clock limit for all tests of a completion together, in seconds.
         cpu_s: Limit on the processor time of each process of the code, in seconds.
         memory_mib: Limit on the address space of each process, in MiB.
     """
@@ -94,7 +94,7 @@ def code_execution_reward(
 
 
 def _limits(timeout_s: float, cpu_s: int, memory_mib: int) -> Limits:
-    """Return limits for the sandbox, with room for the judge: the process that runs all tests of the code there."""
+    """Return the sandbox's limits, with extra time for the judge: the process there that runs the tests of the code."""
     return Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s + 1, memory_bytes=memory_mib << 20)
 
 
@@ -201,7 +201,7 @@ def _components(num_passed: int, num_tests: int) -> dict[str, float]:
 
 
 def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
-    """Return the judge's last message from the sandbox: the verdict, or that the code has started; None without one.
+    """Return the judge's last message: the verdict, or a note that the code has started. None if there is no message.
 
     A message is a line of JSON with the nonce, which only the judge knows, so the tested code cannot forge it.
     """

@@ -15,8 +15,8 @@ def exact_match_reward(
 ) -> list[Verdict]:
     """Score each completion: 1.0 if it equals the gold answer, apart from surrounding white space, 0.0 if not.
 
-    With ``after``, only the text after its last occurrence is compared, in the completion and, if it occurs there, in
-    the gold answer. If the gold answer is a list, a match with any element counts.
+    With ``after``, only the text behind the last occurrence of ``after`` is compared, in the completion and in a gold
+    answer that has it; a completion without it gets 0.0. If the gold answer is a list, a match with any element counts.
     """
     golds = gold_answers(solution, answer)
     return [

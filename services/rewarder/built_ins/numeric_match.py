@@ -62,7 +62,7 @@ def numeric_match_reward(
     announced_only: bool = False,
     **_columns: object,
 ) -> list[Verdict]:
-    """Score each completion: 1.0 if its number is within the tolerance of the gold number, 0.0 if not."""
+    """Score each completion: 1.0 if its number differs from the gold number by at most a tolerance, 0.0 if not."""
     golds = gold_answers(solution, answer)
     verdicts: list[Verdict] = []
     for completion, raw in zip(completions, golds, strict=True):
@@ -81,7 +81,7 @@ def numeric_match_reward(
 
 
 def gold_number(gold: object) -> Fraction | None:
-    """Return the number in a gold answer, after GSM8K's mark if there is one; None if it is not a number."""
+    """Return the number of a gold answer, which may follow GSM8K's mark or be in a LaTeX box; None if there is none."""
     if isinstance(gold, bool):
         return None
     if isinstance(gold, int | float):

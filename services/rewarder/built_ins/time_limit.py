@@ -52,8 +52,8 @@ class Patience:
     """Computes time limits for the steps of one reward call, such as one regex search per completion.
 
     Args:
-        seconds: Time on the clock after which the steps of the call have to be quick. It is at most half of the time
-            until the call's own deadline (``reward_timeout_s``), which is 30 s by default.
+        seconds: Time on the clock after which the steps of the call have to be quick. Half of the time until the call's
+            own deadline (``reward_timeout_s``, by default 30 s) applies instead if it is shorter.
     """
 
     def __init__(self, seconds: float = 15.0) -> None:
@@ -64,7 +64,7 @@ class Patience:
     def limit(self, seconds: float) -> float:
         """Return the next step's limit in seconds of processor time: ``seconds``, or less if the call is late.
 
-        It is at most half of the time until the call's deadline. It is 0 if too little is left to try the step.
+        It is at most half of the time until the call's deadline, and 0 if too little is left to try the step.
         """
         now = time.monotonic()
         limit_s = min(seconds, (self._tries_until_s - now) / 2)
@@ -82,7 +82,7 @@ def out_of_time(what: str, limit_s: float) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Generator[None]:
-    """Raise TimeIsUpError in the block after ``seconds`` of its thread's processor time, or at once if that is 0."""
+    """Raise TimeIsUpError in the block after ``seconds`` of its thread's processor time; at once if that is 0."""
     if seconds < _LEAST_S:
         raise TimeIsUpError
 

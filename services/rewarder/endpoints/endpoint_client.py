@@ -5,9 +5,9 @@
                        not_applicable,   overload    overload         timeout, overload, error, invalid    invalid
                            error
 
-A slice is the part of the completions that one request carries. A slice that fails affects only its own completions.
-The deadline of a slice starts when its first request may be sent. The wait for its turn before that has a limit of its
-own, like the wait for a worker.
+Below each step are the outcomes with which it can end. A slice is the part of the completions that one request carries.
+A slice that fails affects only its own completions. Its deadline starts when its turn has come, and includes retries.
+The wait for the turn has a limit of its own, like the wait for a worker.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class EndpointClient:
     async def call(
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
     ) -> tuple[list[Verdict], float]:
-        """Return one verdict per completion, and the seconds that the slowest request took."""
+        """Return one verdict per completion, and the seconds of the slowest request including its retries."""
         parts = slices(call, batch_size(self.spec, self.wire_format))
         answers = await asyncio.gather(
             *(self._slice(part, timeout_s=timeout_s, run_id=run_id, lane=lane) for part in parts)
@@ -115,7 +115,7 @@ class EndpointClient:
 
         Raises:
             RewardFailure: ``error`` if the call lacks something that the wire format needs, ``not_applicable`` if only
-                this row lacks it.
+                this dataset row lacks it.
         """
         try:
             self.wire_format.check(call, spec=self.spec)
@@ -125,7 +125,7 @@ class EndpointClient:
             raise RewardFailure("not_applicable", str(error)) from error
 
     def encode(self, call: RewardCall, *, timeout_s: float, run_id: str | None) -> tuple[WireRequest, RequestContext]:
-        """Return the request for completions that passed ``check``. Its deadline is ``timeout_s`` seconds from now.
+        """Return a request for completions that passed ``check``, and its context, due in ``timeout_s`` seconds.
 
         Raises:
             RewardFailure: The completions or columns cannot be written as JSON.

@@ -116,8 +116,8 @@ class Endpoints:
         The deadline applies to each request with its retries, and starts when the request may first be sent.
 
         Raises:
-            RewardFailure: The endpoint is not registered or not open to this use, or Redis has not answered yet. Other
-                failures become verdicts.
+            RewardFailure: The endpoint is not registered, its ``scopes`` exclude this use, or Redis has not answered
+                yet. Other failures become verdicts.
         """
         client = await self.client(name)
         scope: Scope = "score" if lane == HTTP_LANE else "runs"
@@ -169,7 +169,7 @@ class Endpoints:
 
         Raises:
             UserError: The name, the URL or a secret cannot be used.
-            UnavailableError: Redis did not answer.
+            UnavailableError: Redis did not answer, or is full.
         """
         reason = why_no_name(name)
         if reason is not None:

@@ -1,4 +1,4 @@
-"""The options of the wire format ``openai_judge``: the model, its rubric, and the form of its answer."""
+"""The options of the wire format ``openai_judge``: the judge's model, its rubric, and the form of its answer."""
 
 import re
 from typing import Any, Literal, Self
@@ -20,7 +20,7 @@ def plain(number: float) -> str:
 
 
 class JudgeOptions(Body):
-    """The model, the rubric, and the form of the score in the answer."""
+    """The options of the wire format ``openai_judge``: the judge's model, rubric and scale, and its answer's form."""
 
     model: str = Field(min_length=1, max_length=300, description="The model's name on the server")
     rubric: str = Field(

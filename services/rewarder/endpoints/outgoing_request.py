@@ -1,8 +1,8 @@
 """Sends a request to a reward endpoint once: adds the headers with secrets and the signature, and cleans the answer.
 
-    specification (names of secrets) --> headers (values) --> POST --> answer --> the same without the values
+    specification (names of secrets) --> headers (values) --> POST --> answer --> answer without the values
 
-No later step sees a secret: an endpoint that echoes its headers cannot put one into a log or a reply.
+No later step sees a secret: an endpoint that echoes the request's headers cannot put one into a log or a reply.
 """
 
 import time
@@ -84,7 +84,7 @@ class OutgoingRequests:
 
         Raises:
             ForbiddenTargetError: The URL is not allowed.
-            SecretError: A secret cannot be used, or would be sent unencrypted.
+            SecretError: A secret cannot be used, would be sent unencrypted, or is in the URL's query.
         """
         url = self._rules.parse(spec.url)
         telling = [name for name in url.params if CARRIES_A_SECRET.search(name)]

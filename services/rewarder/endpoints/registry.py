@@ -93,7 +93,7 @@ class Registry:
         Return what was done. ``different`` and ``too-many`` mean that ``spec`` is not stored.
 
         Raises:
-            UnavailableError: Redis did not answer. The endpoint may or may not have been written; trying again is safe.
+            UnavailableError: Redis did not answer, or is full. Trying again is safe, even if the endpoint was written.
         """
 
         async def once() -> Written:

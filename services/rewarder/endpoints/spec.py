@@ -52,7 +52,7 @@ class SecretHeader(Body):
 
 
 class OpenRlhfOptions(Body):
-    """The options of the wire format ``openrlhf``."""
+    """The options of the wire format ``openrlhf``: the data set column that is sent as labels."""
 
     label_column: str | None = Field(
         default=None, max_length=200, description="Data set column sent as `labels`; without it every label is ''"
@@ -60,7 +60,7 @@ class OpenRlhfOptions(Body):
 
 
 class EndpointSpec(Body):
-    """The specification of a reward endpoint."""
+    """The specification of a reward endpoint: its URL, wire format, headers, deadline and limits."""
 
     url: str = Field(max_length=MAX_URL_CHARACTERS, description="https://, or http:// to a host the operator allows")
     wire_format: WireFormatName = Field(default="headrace", description="The format of requests and answers")
@@ -150,7 +150,7 @@ class EndpointSpec(Body):
 
     @property
     def num_tokens_beside(self) -> int:
-        """The estimated number of tokens of a request besides prompt and completion, including the judge's answer."""
+        """The estimated tokens of the judge's rubric, system prompt and answer; 0 for the other wire formats."""
         judge = self.openai_judge
         if judge is None:
             return 0

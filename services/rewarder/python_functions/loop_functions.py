@@ -59,7 +59,7 @@ class LoopFunctions:
         ``sources`` is the version of its module; None for a module without a file.
 
         Raises:
-            RewardFailure: The function cannot be imported, its deadline passed, or it cancelled itself.
+            RewardFailure: The function cannot be imported, is late or cancels itself, or its module gets no event loop.
         """
         function = await self._function(name, sources)
         loop = self._loops.of(name.partition(":")[0])
@@ -73,7 +73,7 @@ class LoopFunctions:
         return answer, seconds
 
     def forget(self, module: str) -> None:
-        """Forget the functions of a module that has a new version. Calls under way continue with the old ones."""
+        """Forget the functions of a module that has a new version. Calls under way continue in the old version."""
         self._let_go(module)
         self._loops.forget(module)
 
@@ -137,7 +137,7 @@ class LoopFunctions:
                 raise RewardFailure("error", str(error)) from error
 
     def _start_loading(self, name: str, sources: Sources | None) -> "Future[RewardFunction]":
-        """Start to load a function in a daemon thread. If it hangs, it blocks neither other threads nor the exit."""
+        """Load a function in a daemon thread, and return its future. An import that hangs does not prevent the exit."""
         module = name.partition(":")[0]
         if sources is not None and module in self._to_import_anew:
             forget_imported(sources)
@@ -158,10 +158,7 @@ class LoopFunctions:
 
 
 async def answer_of(name: str, function: RewardFunction, call: RewardCall) -> Answer:
-    """Call an async reward function, and return its answer. Its exceptions become ``error`` verdicts.
-
-    Only its cancellation is raised.
-    """
+    """Call an async reward function, and return its answer: ``error`` if it raised. Only a cancellation is raised."""
     num_completions = len(call.completions)
     try:
         logged = LoggedValues()

@@ -1,7 +1,7 @@
 """An event loop in its own thread, which runs the async functions of one user module.
 
-    service's loop --> inbox  --one wake-up for all its calls---> a task for each call
-                   <-- outbox <-one wake-up for all its answers-- its answer
+    service's loop --> inbox  --one wake-up for all calls in it-----> a task for each call
+                   <-- outbox <--one wake-up for all answers in it--- the task's answer
 
 A function that blocks this loop blocks no other loop. The service measures from outside how long the loop has been
 blocked, and enforces the deadlines itself. module_loops.py decides when a loop is given up.
@@ -35,7 +35,7 @@ Work = Callable[[], Coroutine[Any, Any, Answer]]
 
 
 class NoAnswer(enum.Enum):
-    """Why a call ended without an answer."""
+    """The reasons for which a call ends without an answer."""
 
     LATE = "its deadline passed"
     CANCELLED = "it cancelled itself"
@@ -129,7 +129,7 @@ class ModuleLoop:
         return answer
 
     def where(self) -> str:
-        """Return the place in the code where the thread is now: function, file and line.
+        """Return the place in the code where the thread is now: function, file and line; "something" if it has ended.
 
         This is the innermost function of the user's module, or of any module if the user's module has none running.
         """

@@ -1,7 +1,7 @@
 """Keeps one event loop for each user module, and gives a module a new loop when the old one is blocked.
 
-    deadline of a call passes --> a second later the loop is in the same turn --> given up: its thread is abandoned,
-                                                                                  the next call gets a new loop
+    call misses its deadline --> a second later its loop still runs the same callbacks --> the loop is given up:
+                                                    its thread is abandoned, and the next call gets a new loop
 
 There is one loop per module and not per function, so that functions of one module can share a client.
 """
@@ -40,7 +40,7 @@ class ModuleLoops:
         """Return the event loop of a module. A module without a loop gets a new one.
 
         Raises:
-            RewardFailure: The module has blocked too many loops.
+            RewardFailure: The module has blocked 8 loops, and their threads have not ended.
         """
         loop = self._loops.get(module)
         if loop is not None:
@@ -86,9 +86,9 @@ class ModuleLoops:
             self._left_behind.append(loop)
 
     async def close(self) -> bool:
-        """Cancel all tasks of all loops; return whether all threads have ended.
+        """Cancel all tasks of the loops in use; return whether the threads of all loops have ended.
 
-        Does not wait for loops that were given up.
+        Loops that were given up count too, but are not waited for.
         """
         for look in self._doubted.values():
             look.cancel()

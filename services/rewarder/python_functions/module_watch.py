@@ -5,7 +5,7 @@
                                                                               no:  the old version stays, with a warning
 
 Only files of HEADRACE_REWARD_PATH are watched. A missing file is waited for, because editors rename files when saving.
-A module is forgotten if its own file is gone and nothing uses it, such as an upload that has expired.
+A module that nothing uses is forgotten if its own file is gone, or if it was uploaded.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class ModuleWatch:
             await asyncio.gather(*looks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Look at all modules once, and return when the edited ones have been handled."""
+        """Look at all modules once, and wait until edits that the look before this one saw too have been handled."""
         self._begin_looks()
         await asyncio.gather(*self._looks.values())
 

@@ -51,7 +51,7 @@ class ModuleVersion:
 
 @dataclass
 class _Group:
-    """State shared by all calls of one prompt group: the modules' versions, and the rows encoded for workers if any."""
+    """State of all calls of one prompt group: the modules' versions, and the rows as msgpack if a worker needs them."""
 
     versions: dict[str, ModuleVersion] = field(default_factory=dict[str, ModuleVersion])
     encoded: bytes = b""
@@ -218,7 +218,7 @@ class PythonFunctions:
     def forget_unused(self, module: str) -> bool:
         """Forget a module and its imports, unless a run uses it or its functions were called in the last ten minutes.
 
-        Return whether it is forgotten. If it is named again, it is read again.
+        Return whether the module is forgotten. It is read again when it is named again.
         """
         functions = self._modules[module].functions
         if any(self._is_needed(name) for name in functions):
@@ -250,9 +250,9 @@ class PythonFunctions:
         return was_called or name in self._in_use()
 
     async def _put_in_force(self, module: str, before: ModuleVersion | None, version: ModuleVersion) -> bool:
-        """Replace a module's version ``before`` by ``version``; return whether ``version`` is in force.
+        """Replace a module's version ``before`` by ``version``; return whether ``version`` is in force now.
 
-        It is not if the files have changed since it was read, or if another version was put in force meanwhile.
+        Nothing is replaced if the files have changed since ``version`` was read, or ``before`` was replaced meanwhile.
         """
         if version.sources is not None and not await asyncio.to_thread(is_on_disk, version.sources.files):
             return False

@@ -1,4 +1,4 @@
-"""The operator's limits for reward functions: calls at a time, calls per minute, tokens per minute.
+"""The operator's limits for Python reward functions: calls at a time, calls per minute, tokens per minute.
 
 A call waits for its turn (turnstile.py) up to the queue timeout, and is an ``overload`` after that. The function's own
 deadline does not run during this wait.
@@ -21,7 +21,7 @@ from shared.errors import UserError
 
 
 class CallLimits(BaseModel):
-    """The limits of one function. None means no limit."""
+    """The operator's limits for one Python reward function. None means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

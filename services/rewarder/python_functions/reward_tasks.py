@@ -44,7 +44,7 @@ class RewardTasks(msgspec.Struct, frozen=True):
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that are imported once for all workers: this module and the built-in ``accuracy_reward``."""
+        """The modules that are imported once for all workers: this module and the built-in reward in accuracy.py."""
         return __name__, "services.rewarder.built_ins.accuracy"
 
     @property
@@ -114,7 +114,7 @@ class RewardTasks(msgspec.Struct, frozen=True):
     def describe(
         self, name: str, function: RewardFunction, sources: Sources | None, kwargs: Mapping[str, Any]
     ) -> Inspected | Refused:
-        """Return the kind, summary and required columns of a function, or why it cannot be used with ``kwargs``."""
+        """Return a function's kind, summary and required columns, or Refused if it cannot be used with ``kwargs``."""
         known = built_in(name)
         why_not = known.why_not_usable(kwargs) if known else refused_kwargs(function, kwargs)
         if why_not is not None:

@@ -20,8 +20,8 @@ def next_round(lanes: dict[str, deque[int]], num_tokens: Mapping[int, int], *, m
 
     Args:
         lanes: The ids of waiting calls, by lane. A lane that had its turn moves to the end. An empty lane is removed.
-        num_tokens: The number of tokens of each waiting call.
-        max_batch_tokens: Most tokens in a pass. A round has at most PASSES_A_ROUND times as many, or one call.
+        num_tokens: The number of tokens of each waiting call, by the call's id.
+        max_batch_tokens: Most tokens in a pass. A round has at most 4 times as many, unless it is a single call.
     """
     taken: list[int] = []
     total = 0
@@ -41,7 +41,7 @@ def next_round(lanes: dict[str, deque[int]], num_tokens: Mapping[int, int], *, m
 def passes(lengths: Sequence[int], *, max_batch_tokens: int) -> list[list[int]]:
     """Group texts into forward passes, and return each pass as indices into ``lengths``, longest texts first.
 
-    A pass has at most ``max_batch_tokens`` tokens including padding, or one text.
+    A pass has at most ``max_batch_tokens`` tokens including padding, unless it is a single text.
     """
     found: list[list[int]] = []
     longest = 0

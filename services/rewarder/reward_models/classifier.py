@@ -119,7 +119,7 @@ class Classifier:
         return [self._why_not(row["input_ids"]) or row for row in rows]
 
     def _why_not(self, ids: list[int]) -> Verdict | None:
-        """Return an error verdict if the model cannot score these tokens: on a GPU, a bad index ends the process."""
+        """Return an error verdict if the model cannot score these tokens, else None. On a GPU they are fatal."""
         if not ids:
             return Verdict("error", None, "prompt and completion are empty: there is no token to score")
         if self._max_tokens is not None and len(ids) > self._max_tokens:

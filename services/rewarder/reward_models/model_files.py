@@ -25,7 +25,7 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def check_config(directory: Path, *, name: str) -> str:
-    """Check a model's configs, and return the architecture that ``config.json`` names.
+    """Check a model's configs, and return the architecture that ``config.json`` names, or else its model type.
 
     Raises:
         UserError: The directory does not have a reward model that can be loaded.

@@ -2,7 +2,7 @@
 
     service                                  model process
        Load ------------------------->
-       <------------------------------ Described     its config is accepted
+       <------------------------------ Described     the model's config is accepted
        <------------------------------ Loaded, or LoadFailed with the reason, and the process ends
        Score, Score, Cancel --------->               any number at any time, also before it is loaded
        <------------------------------ Working       works on these calls from now on
@@ -73,7 +73,7 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 class Working(msgspec.Struct, frozen=True, tag=True):
     """The model's process works on the calls ``ids`` from now on, or is idle if ``ids`` is empty.
 
-    With ``is_scoring``, the deadlines of the calls start.
+    With ``is_scoring``, the deadlines of the calls start. Without it, the texts of the calls are tokenized.
     """
 
     ids: list[Count]

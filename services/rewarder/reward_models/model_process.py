@@ -28,7 +28,7 @@ _MODULE = "services.rewarder.reward_models.model_worker"
 
 
 class ModelDiedError(Exception):
-    """The model's process has closed its socket: it ended, crashed or was killed."""
+    """The model's process has ended or was killed, which closes its socket, or it has sent an invalid reply."""
 
 
 class ModelProcess:
@@ -93,7 +93,7 @@ class ModelProcess:
         return reply
 
     async def kill(self) -> int:
-        """Kill the process unless it has ended, and return its exit code, negative if a signal ended it.
+        """Kill the process unless it ends within 0.2 s. Return its exit code, negative if a signal ended it.
 
         If cancelled, wait for the end of the process first.
         """
@@ -122,7 +122,7 @@ class ModelProcess:
 
 @dataclass(frozen=True)
 class Activity:
-    """The current work of a model's process, and its time limit.
+    """The current work of a model's process, and the time limit of this work.
 
     Args:
         ids: The ids of the calls that the process works on; empty while it loads the model.

@@ -66,7 +66,7 @@ class _Waiting:
 
 
 class _GoneError(Exception):
-    """The model's process must end: the service has closed the socket, or the GPU no longer works."""
+    """The model's process must end: the service has closed the socket, or the GPU may be unusable after an error."""
 
 
 class ModelWorker:
@@ -82,7 +82,7 @@ class ModelWorker:
         self._selector.register(channel, selectors.EVENT_READ)
 
     def run(self) -> NoReturn:
-        """Score calls until the service is gone or the GPU no longer works, which raises _GoneError."""
+        """Score calls until the service is gone or the model fails on a GPU; both raise _GoneError."""
         while True:
             self._take_in(wait=not self._calls)
             num_tokens = {id_: call.num_tokens() for id_, call in self._calls.items()}
@@ -167,7 +167,7 @@ class ModelWorker:
 
 
 def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
-    """Load the requested model, and return it with its description. Sends Described when its config is accepted.
+    """Load the requested model, and return it with its Loaded reply. Sends Described when its config is accepted.
 
     Raises:
         UserError: The model cannot be loaded.

@@ -1,8 +1,8 @@
 """Keeps reward models by name, loads them, and unloads one when another needs its place.
 
-A model is loaded at a check or at its first call. It stays until another model needs its place. Then the least recently
-used model is unloaded, but never a model that a call waits for or that a run of this rewarder uses. If no model can be
-unloaded, the call is an overload, and a check is refused.
+There are HEADRACE_REWARD_MODEL_MAX_LOADED places. A model takes one at a check or at its first call, and keeps it until
+another model needs it. Then the least recently used model is unloaded, but never a model that a call waits for, that is
+being checked, or that a run uses. If no model can be unloaded, the call is an overload, and a check is refused.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class RewardModels:
     """Loads Hugging Face sequence classifiers, and calls them as reward functions.
 
     Args:
-        settings: How models are loaded and called.
+        settings: Device, limits and deadlines of loading and calling models.
         metrics: Receives the counts.
         in_use: Returns the reward names of the runs that are served now.
     """
@@ -174,7 +174,7 @@ class RewardModels:
 
 
 def _look_at(name: str, roots: FileRoots) -> tuple[ModelPlace, Fingerprint | None]:
-    """Return the model's place, and the fingerprint of its directory. Slow, because it looks at every file.
+    """Return the model's place, and the fingerprint of its directory, or None without one. Slow: looks at every file.
 
     Raises:
         UserError: The name is not valid, or the directory does not exist or is not allowed.

@@ -1,11 +1,11 @@
 """One reward model: its calls, and the process that answers them. Replaces the process when it hangs or dies.
 
-    call --> waiting for the model --> queued in its process --> scored     --> answer
-               load_timeout_s            queue_timeout_s           timeout_s     timeout: only of this call
+    call --> waits until the model is loaded --> waits in its process's queue --> is scored --> answer
+             (load_timeout_s)                    (queue_timeout_s)                (timeout_s)
 
 The deadline of a call starts when the model begins to score it. A call that misses its deadline is a timeout, and calls
 scored in the same pass continue. The process is killed when one piece of work takes longer than the longest deadline of
-its calls. These calls are timeouts then, and other calls go to the next process.
+its calls, and longer than min_hang_s (10 s). These calls are timeouts then, and other calls go to the next process.
 
 If the process dies by itself, the next process scores its calls again. A call during which two processes died is an
 error, because it may be the cause.
@@ -149,7 +149,7 @@ class ServedModel:
             call.fail("error", "the reward model was unloaded")
 
     def recent_failure(self) -> str | None:
-        """Return why loading failed a short while ago, or None. While there is a reason, calls fail at once."""
+        """Return why loading failed in the last 30 seconds, or None. While there is a reason, calls fail at once."""
         if self._failure is not None and time.monotonic() - self._failure[1] >= _RETRY_LOAD_AFTER_S:
             self._failure = None
         return None if self._failure is None else self._failure[0]

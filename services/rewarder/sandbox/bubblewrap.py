@@ -108,8 +108,8 @@ def _python_directories(python: str) -> list[str]:
 def usable_python() -> str:
     """Return the path of a Python that can run programs in the sandbox.
 
-    This is the Python of this process, outside its virtual environment, or the system's Python. As root it must be
-    reachable by other users.
+    This is the Python of this process, outside its virtual environment, or the system's Python. If this process runs as
+    root, other users must be able to reach the files of that Python.
 
     Raises:
         SandboxUnavailableError: No such Python was found.

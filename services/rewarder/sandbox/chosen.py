@@ -1,7 +1,7 @@
 """Holds the sandbox of this process, and tests whether it works.
 
 The test runs a program in the sandbox, because an engine can be installed and answer and still run nothing. The result
-is cached for a while, and for a shorter time if the sandbox does not work.
+is cached for five minutes, or for ten seconds if the sandbox does not work.
 """
 
 import os
@@ -68,7 +68,7 @@ def num_at_once() -> int:
 
 
 async def usable_sandbox() -> Sandbox:
-    """Return the sandbox, after a successful test now or a short while ago.
+    """Return the sandbox of this process, after a successful test now or in the last five minutes.
 
     Raises:
         SandboxUnavailableError: The sandbox does not work. The message says how to get a working sandbox.

@@ -1,9 +1,9 @@
 """Runs programs in Docker containers, through Docker's SDK, on hosts whose kernel forbids bubblewrap.
 
 Each program has its own container, which costs a third of a second or more. The container does not have a network or
-capabilities. Its root is read-only, and its memory and processes are limited. It is removed when the program ends. If
-the worker is killed before that, the engine removes the container when the program ends. A container that was created
-but not started is removed by the next worker that starts to use the engine.
+capabilities. Its root is read-only, and its memory and processes are limited. The worker removes it when the program
+has ended or reached a limit. If the worker is killed before that, the engine removes the container when the program
+ends. A container that was created but not started is removed by a worker that begins to use the engine later.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ def _refuse_tls(client: Any) -> None:
 
 
 def _remove_abandoned(client: Any) -> None:
-    """Remove containers that were created but never started, because their worker was killed."""
+    """Remove containers that were created over a minute ago and never started, because their worker was killed."""
     wanted = {"label": [f"{name}={value}" for name, value in _LABELS.items()], "status": "created"}
     with contextlib.suppress(Exception):  # another worker may do the same at the same time; a failure does no harm
         for container in client.containers.list(all=True, sparse=True, filters=wanted):

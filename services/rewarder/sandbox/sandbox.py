@@ -1,6 +1,6 @@
 """The interface of sandboxes, which run a program in isolation.
 
-    program + stdin --> [no network, no files of the host, nothing that outlives it] --> Finished
+    program + stdin --> [no network, system files only to read, nothing outlives it] --> Finished
 
 A program is Python source. An implementation must isolate the program as described here. If it cannot, it must raise
 SandboxUnavailableError and not run the program.
@@ -15,7 +15,7 @@ SCRATCH = "/scratch"
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one program. ``cpu_s``, ``memory_bytes`` and ``file_bytes`` apply to each of its processes."""
+    """The limits of one program. ``cpu_s``, ``memory_bytes``, ``file_bytes`` and ``open_files`` are per process."""
 
     wall_s: float = 10.0
     cpu_s: int = 5
@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a program ended.
+    """The result of a program: its end and its output.
 
     Args:
         ended: Whether it exited, or was killed from outside for its time or its output.
@@ -52,7 +52,7 @@ class Sandbox(Protocol):
     """The interface of a sandbox, which runs Python programs in isolation."""
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
-        """Run a program to its end, as process 1 of its own process namespace. All its children end with it.
+        """Run a program until it ends or reaches a limit, as process 1 of its own namespace. Its children end with it.
 
         Raises:
             SandboxUnavailableError: The program was not run, or the sandbox failed while it ran.

@@ -1,1 +1,1 @@
-"""The HTTP routes of the rewarder."""
+"""The rewarder's HTTP API: lists, checks and calls reward functions, and registers reward endpoints."""

@@ -1,13 +1,13 @@
 """The rewarder's HTTP API: list reward functions, check them before a run starts, and score a batch now.
 
-    /v1/rewards              reward functions and endpoints: endpoint_routes.py
+    /v1/rewards              lists functions, registers and tests endpoints: endpoint_routes.py
     POST /v1/rewards/check   tests whether functions can be called, and returns the columns they need
     POST /v1/score           returns outcomes and weighted sums for a batch
-    GET  /v1/about           releases and GPUs: shared/service/about.py
-    GET  /livez, /readyz     need no key, carry no data
+    GET  /v1/about           returns releases and GPUs: shared/service/about.py
+    GET  /livez, /readyz     say whether the process lives and can score; need no key
 
-Runs use only the check, when they are submitted. Their groups travel over streams. Errors are RFC 9457 problem+json and
-never repeat the request's content.
+Of these, a run needs only the check, when it is submitted. Its groups travel over streams. Error replies are RFC 9457
+problem+json, and do not repeat prompts or completions.
 """
 
 import asyncio
@@ -180,7 +180,7 @@ class _JsonRequest(Request):
     _decoded: Any = None
 
     async def decode(self) -> None:
-        """Read and decode the body; raises BodyError."""
+        """Read and decode the body; raises BodyError unless it is a JSON object with at most 100 fields."""
         require_json(self.headers.get("content-type", ""))
         self._decoded = decode_json(await self.body())
         if not isinstance(self._decoded, dict):
@@ -270,7 +270,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> str:
-    """Return the HTTP methods of the request's path, for the Allow header. Each method is a separate route."""
+    """Return the HTTP methods of the request's path as the text of an Allow header. Each method is a separate route."""
     routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
     path = next((route.path for route in routes if route.path_regex.fullmatch(request.scope["path"])), None)
     return ", ".join(sorted(method for route in routes if route.path == path for method in route.methods))

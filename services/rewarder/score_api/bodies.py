@@ -39,7 +39,7 @@ class CheckRequest(Body):
 
 
 class RewardFunctionInfo(Body):
-    """The description of a reward function."""
+    """A reward function's name, kind, summary, required columns and version."""
 
     name: str
     kind: Kind
@@ -50,19 +50,19 @@ class RewardFunctionInfo(Body):
 
 
 class RewardFunctions(Body):
-    """A list of reward functions."""
+    """The functions of a check, all of which can be used."""
 
     reward_funcs: list[RewardFunctionInfo]
 
 
 class RewardFunctionPage(RewardFunctions):
-    """A page of reward functions: built-ins, then functions in force here, then endpoints; each kind sorted by name."""
+    """A page of reward functions: built-ins, loaded functions and models, endpoints. Each kind is sorted by name."""
 
     next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
 class ChatMessage(Body):
-    """One message of a conversation."""
+    """One message of a conversation: its role, such as ``user``, and its text."""
 
     role: str
     content: str
@@ -76,7 +76,7 @@ TokenIds = Annotated[
 
 
 class Rows(Body):
-    """Completions to score. Every list has one entry per completion."""
+    """Prompts and completions to score, with their dataset columns. Every list has one entry per completion."""
 
     prompts: list[Text] = Field(min_length=1, max_length=MAX_COMPLETIONS)
     completions: list[Text] = Field(max_length=MAX_COMPLETIONS)
@@ -121,7 +121,7 @@ class Rows(Body):
         return self
 
     def call(self) -> RewardCall:
-        """Return these rows as the call that reward functions are given."""
+        """Return these rows as a RewardCall, the input of reward functions."""
         return RewardCall(
             prompts=[_plain(prompt) for prompt in self.prompts],
             completions=[_plain(completion) for completion in self.completions],
@@ -175,7 +175,7 @@ class ScoreRequest(Rows):
         return self
 
     def call(self) -> RewardCall:
-        """Return these rows as the call that reward functions are given, with its ``reward_kwargs``."""
+        """Return these rows as a RewardCall, with the request's ``reward_kwargs``."""
         return msgspec.structs.replace(super().call(), reward_kwargs=self.reward_kwargs)
 
     def weights(self) -> list[float]:
@@ -203,14 +203,14 @@ class OutcomeBody(Body):
 
 
 class ScoreReply(Body):
-    """The outcomes of each completion, and their weighted sum: null if a function failed or no function applies."""
+    """The outcomes of each completion, and their weighted sum: null if a function failed, or if no function applies."""
 
     outcomes: list[list[OutcomeBody]]
     rewards: list[float | None]
 
 
 class Health(Body):
-    """The status, without further data."""
+    """The body of a health check that passed."""
 
     status: str
 
@@ -219,7 +219,7 @@ def no_such_field(body: object, location: Sequence[int | str]) -> str:
     """Return the error message for an unknown field.
 
     Args:
-        body: The annotation of the body.
+        body: The type annotation of the body, usually its pydantic model.
         location: The field's location in the body, as reported by pydantic.
     """
     known = _fields(body, location[:-1])

@@ -12,7 +12,7 @@ _MAX_ROWS = 1024
 
 
 class RegisterRequest(EndpointSpec):
-    """An endpoint's specification and name."""
+    """A request to register an endpoint: its specification and its name."""
 
     name: str = Field(description="The name that runs use: lower-case letters, digits, '_' and '-'")
     replace: bool = Field(default=False, description="Replace another endpoint of this name")
@@ -23,7 +23,7 @@ class RegisterRequest(EndpointSpec):
 
 
 class EndpointState(Body):
-    """The endpoint's current state as seen by one rewarder."""
+    """An endpoint's state at the rewarder that answers: its circuit breaker, and its numbers of requests."""
 
     breaker: Literal["closed", "half-open", "open"]
     detail: str = Field(description="Why no requests are sent to it now; empty if they are")
@@ -40,7 +40,7 @@ class RewardDetails(RewardFunctionInfo):
 
 
 class TrialRequest(Rows):
-    """Rows to call an endpoint with. The defaults are an example."""
+    """Prompts and completions to call an endpoint with. The defaults are an example."""
 
     prompts: list[Text] = Field(default=["What is 6 times 7?"] * 2, min_length=1, max_length=_MAX_ROWS)
     completions: list[Text] = Field(default=["6 times 7 is 42.", "It is 41."], max_length=_MAX_ROWS)
@@ -55,7 +55,7 @@ class SentRequest(Body):
 
 
 class ReceivedAnswer(Body):
-    """The answer that was received."""
+    """The endpoint's HTTP answer, with secrets removed and long texts cut."""
 
     status: int
     headers: dict[str, str]
@@ -63,7 +63,7 @@ class ReceivedAnswer(Body):
 
 
 class ExchangeBody(Body):
-    """One request of a trial. ``error`` says why there is no answer, or what is wrong with the answer."""
+    """One request of a trial and its answer. ``error`` says why there is no usable answer; empty if there is one."""
 
     request: SentRequest | None
     answer: ReceivedAnswer | None

@@ -1,7 +1,7 @@
 """The HTTP routes that register, list, show, delete and test reward endpoints.
 
     POST   /v1/rewards               register a URL under a name
-    GET    /v1/rewards               list built-ins, endpoints, and the functions in force at this rewarder
+    GET    /v1/rewards               list built-ins, endpoints, and the user functions and models loaded here
     GET    /v1/rewards/{name}        show one built-in, or one endpoint with its specification and state
     DELETE /v1/rewards/{name}        delete an endpoint
     POST   /v1/rewards/{name}/test   call an endpoint once, and show the requests and answers
@@ -58,7 +58,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
         app: The rewarder's application.
         endpoints: The registered endpoints.
         busy: The error replies of routes with a body, for the OpenAPI document.
-        listed: Returns further reward functions for the list.
+        listed: Returns the loaded user functions and reward models, which are listed too.
     """
     app.add_exception_handler(RewardProblem, _reward_problem)
     app.add_exception_handler(UnavailableError, _unavailable)

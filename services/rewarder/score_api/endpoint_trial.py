@@ -1,6 +1,6 @@
-"""Calls a reward endpoint once to show people each request and answer. Does not use retries or the queue.
+"""Calls a reward endpoint without retries or a queue, to show people each request and answer.
 
-An open circuit breaker does not prevent the call, and an answer with verdicts closes it.
+An open circuit breaker does not prevent the call, and an answer with verdicts closes the breaker.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Limits expensive HTTP requests: some are handled at a time, some wait, and the rest get a 429 with Retry-After.
 
-    request --> [in flight: <= max_inflight] --> application
-                [waiting:   <= max_queued] --> its client hangs up: forgotten
-                429, Retry-After
+    request --> [in flight: <= max_inflight] --> application answers
+            --> [waiting: <= max_queued] --> gets its turn, or is dropped when its client hangs up
+            --> refused with 429, Retry-After
 
 Pure ASGI, in front of the routes that score, check or test rewards. At most about 64 KiB of a waiting request's body
 is read, to notice when its client hangs up. Waiting requests therefore need little memory.
@@ -29,7 +29,7 @@ class RequestQueue:
     """ASGI middleware that lets expensive requests wait for their turn, and answers with a 429 when too many wait.
 
     Args:
-        app: The application.
+        app: The ASGI application behind the queue.
         max_inflight: Most requests handled at a time.
         max_queued: Most requests that wait.
         queue_timeout_s: Longest wait in seconds. A request that waits longer gets a 429 too.
@@ -49,7 +49,7 @@ class RequestQueue:
         self._mean_s = 1.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, now or after a wait, or answer it with a 429."""
+        """Pass the request on, now or after a wait, or answer with a 429. Drop it if its client hangs up meanwhile."""
         if scope["type"] != "http" or not BOUNDED_PATHS.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return

@@ -45,7 +45,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """Close the connection."""
+        """Close the connection to the server."""
         await self._stream.aclose()
 
     async def start_tls(
@@ -54,7 +54,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  httpcore's
     ) -> httpcore.AsyncNetworkStream:
-        """Do the TLS handshake. Closes the socket if it fails or is cancelled, by a deadline or the end of a run."""
+        """Do the TLS handshake. Closes the socket if the handshake fails or is cancelled."""
         try:
             stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
         except BaseException:

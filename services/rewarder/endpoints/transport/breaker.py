@@ -44,7 +44,7 @@ class Breaker:
         return "open" if now_s < self._opened_at_s + self._pause_s + _FORGOTTEN_S else "closed"
 
     def why_not(self, now_s: float) -> str | None:
-        """Return the reason why no request may be sent now, or None if one may."""
+        """Return the reason why no request may be sent now, or None if a request may be sent."""
         if self._opened_at_s is None:
             return None
         left_s = self._opened_at_s + self._pause_s - now_s

@@ -1,13 +1,14 @@
 """Sends one POST to an untrusted server, and returns the complete answer up to a size limit or raises an error.
 
-    POST --> connect (pinned_network.py) --> status, headers --> body, raw, under a byte cap
-      |            |                           |                    |
-      Refused: forbidden   ConnectionLost      Refused: encoded     Refused: too long
+    POST --> connect (pinned_network.py) --> read status and headers --> read the body, up to a byte limit
+               |                               |                           |
+               ForbiddenTargetError,           RefusedAnswerError:         RefusedAnswerError:
+               ConnectionLostError             compressed                  too long, too many pieces
 
 Each request has its own connection, which is closed after the answer. If a connection were kept, bytes that a server
 sends after its answer would be read as the answer to the next request, even if that request is for another endpoint at
-the same address. HTTP/1.1 cannot tell the two apart. A connection costs about 0.3 ms of processor time, and 1 ms with
-TLS.
+the same address. HTTP/1.1 cannot tell such bytes from an answer. A connection costs about 0.3 ms of processor time, and
+1 ms with TLS.
 
 This module uses httpcore, the layer below httpx. httpcore does not have redirects, cookies, proxies, .netrc and
 decompression, which would all have to be turned off in httpx. The caller sets a deadline around the whole exchange:
@@ -162,6 +163,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the cause of an error. httpcore sometimes passes the cause as the argument only."""
+    """Return the cause of an error, or None. httpcore sometimes passes the cause only as the error's argument."""
     argument: object = error.args[0] if error.args else None
     return error.__cause__ or (argument if isinstance(argument, BaseException) else None)

@@ -37,7 +37,7 @@ class AllowedHost:
     port: int | None = None
 
     def covers(self, host: str) -> bool:
-        """Return whether ``host`` is this host, or a subdomain of it if this host begins with ``*.``."""
+        """Return whether ``host`` is this entry's host, or a subdomain of ``domain`` if the entry is ``*.domain``."""
         name = host.rstrip(".")
         return name == self.host or (self.host.startswith("*.") and name.endswith(self.host[1:]))
 
@@ -102,7 +102,7 @@ class OutboundRules:
                 )
 
     def is_allowed_host(self, host: str, port: int) -> bool:
-        """Return whether the operator allowed this host by name, at this port, at all ports, or without a port."""
+        """Return whether an entry of the operator names this host with this port, with all ports, or without a port."""
         return any(allowed.opens(host, port) for allowed in self.hosts)
 
     def is_named_by_operator(self, host: str, port: int) -> bool:

@@ -1,7 +1,7 @@
 """Retries a request only if the endpoint has judged nothing, and never past the deadline.
 
-    connection error, 429, 502, 503, 504 --> wait (full jitter, or Retry-After if longer; limits) --> try again
-    any other status, a timeout, an answer that cannot be read --> no retry
+    connection error, 429, 502, 503, 504 --> wait (jitter or Retry-After, then limits per minute) --> try again
+    any other status, a timeout, an answer that cannot be read --> do not try again
 
 The wait has full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015): it is uniform between zero and a bound
 that doubles. A thousand groups that failed together are therefore not retried together.

@@ -1,11 +1,11 @@
 """Reads secrets by name: one file per secret, in a directory that Kubernetes or Docker Compose mounts.
 
-    HEADRACE_REWARD_SECRETS_DIR/judge-key          the secret
-    HEADRACE_REWARD_SECRETS_DIR/judge-key.hosts    optional: the hosts it may be sent to, one a line
+    HEADRACE_REWARD_SECRETS_DIR/judge-key          holds the secret called judge-key
+    HEADRACE_REWARD_SECRETS_DIR/judge-key.hosts    optional: lists the hosts it may be sent to, one per line
 
-A specification names secrets and never holds one. Each request reads them again, so a rotated secret is used at once.
-No listing, log or error shows a secret, and Redis does not hold one. The ``.hosts`` file protects a secret when several
-people can register endpoints: without the file, each of them can have the secret sent to a server of their choice.
+A specification names secrets and never holds one. Each request reads its secrets again, so a rotated secret is used at
+once. No listing, log or error shows a secret, and Redis does not hold one. The ``.hosts`` file protects a secret when
+several people can register endpoints: without it, each person can have the secret sent to a server of their choice.
 """
 
 import json

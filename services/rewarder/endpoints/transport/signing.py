@@ -3,7 +3,7 @@
     X-Headrace-Timestamp: 1795174943
     X-Headrace-Signature: v1=HEX          HEX = HMAC-SHA256(secret, "1795174943." + body)
 
-The signature covers the time, so a recorded request cannot be replayed later. Each try is signed again.
+The signature covers the time, so an endpoint that checks the time can refuse a replay. Each try is signed again.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 r"""The wire format ``openai_judge``: a language model scores completions, behind any OpenAI-compatible chat API.
 
-    rubric with {{prompt}}, {{completion}}, {{column}}  -->  POST URL/chat/completions, one completion a request
+    rubric with {{prompt}}, {{completion}}, {{column}}  -->  POST URL/chat/completions, one completion per request
     "... reads well, but the sum is wrong.\nScore: 4"    -->  (4 - min_score) / (max_score - min_score)
 
 An answer without a clear score, or with a score outside the scale, is ``invalid``. No score is clamped, guessed or
@@ -50,11 +50,11 @@ class OpenAIJudgeFormat:
         return [[column] for column in _options(spec).columns]
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse a call that lacks a column of the rubric, and a row where such a column is null.
+        """Accept a call that has a value in each column that the rubric shows.
 
         Raises:
-            CallError: The call lacks a column that the rubric shows.
-            NothingToJudgeError: Such a column is null in this row.
+            CallError: The call lacks such a column.
+            NothingToJudgeError: Such a column is null in this dataset row.
         """
         for column in _options(spec).columns:
             if column not in call.columns:
@@ -164,7 +164,7 @@ def _from_text(content: str, options: JudgeOptions) -> float:
 
 
 def _from_json(content: str) -> tuple[float, dict[str, float], str]:
-    """Return the score, the named numbers and the reasoning in the judge's JSON; raises InvalidAnswerError."""
+    """Return the score, all numbers by name, and the reasoning in the judge's JSON; raises InvalidAnswerError."""
     fenced = _FENCED.match(content)
     try:
         found = parse_json(content if fenced is None else fenced[1], what="the judge's answer")

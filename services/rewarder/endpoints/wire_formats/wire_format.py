@@ -24,7 +24,7 @@ _MAX_COMPONENT_NAME = 64
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """The facts about a request to an endpoint besides its completions.
+    """The id, the run and the times of a request to an endpoint.
 
     ``request_id`` is the same for all tries. ``run_id`` is None outside of runs. ``deadline_at_s`` is in Unix seconds.
     If ``signed_at_s`` is set, the signatures of all tries have that time; otherwise each try has its own.
@@ -48,7 +48,7 @@ class InvalidAnswerError(Exception):
 
 
 class NothingToJudgeError(Exception):
-    """The row lacks a value that the wire format needs. Its completion is ``not_applicable``."""
+    """The dataset row lacks a value that the wire format needs. The row's completion is ``not_applicable``."""
 
 
 class WireFormat(Protocol):
@@ -68,7 +68,7 @@ class WireFormat(Protocol):
 
         Raises:
             CallError: The call lacks something that the format needs.
-            NothingToJudgeError: Only this row lacks it.
+            NothingToJudgeError: Only this dataset row lacks something that the format needs.
         """
         ...
 
@@ -133,7 +133,7 @@ def parse_json(text: bytes | str, *, what: str = "the answer") -> Any:
 
 
 def finite_components(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return the components of a reward: the named numbers that an endpoint may report beside it.
+    """Return the components of a reward: the named numbers that an endpoint may report beside the reward.
 
     Raises:
         InvalidAnswerError: There are more than ``MAX_COMPONENTS``, or one is not a finite number.
@@ -155,7 +155,7 @@ def component_name(name: str) -> str:
 
 
 def as_object(value: object, *, what: str) -> dict[str, Any]:
-    """Return ``value`` if it is a JSON object; raises InvalidAnswerError."""
+    """Return ``value`` if it is a JSON object; raises InvalidAnswerError if it is not."""
     if not isinstance(value, dict):
         raise InvalidAnswerError(f"{what} is {type(value).__name__}, not an object")
     return cast("dict[str, Any]", value)

@@ -1,4 +1,4 @@
-"""Process 1 of the sandbox: runs the tests against the generated code. Only it knows the tests and expected values.
+"""Process 1 of the sandbox: tests the generated code. Only this process knows the tests and the expected values.
 
     stdin --payload--> judge --calls, arguments--> tested code      assert lines: the judge evaluates them
                          |  <--plain data--------- (tested_code.py)

@@ -25,7 +25,7 @@ _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class CodeGoneError(BaseException):
-    """The process of the tested code has ended or sent an invalid reply. Not an Exception, so tests do not catch it."""
+    """The tested code cannot be loaded, or its process is lost. Not an Exception, so that tests do not catch it."""
 
 
 class UnfitTestError(BaseException):
@@ -101,7 +101,7 @@ class TestedCode:
         self.names = self._names(reply["names"])
 
     def ask(self, do: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Send a request to the tested code's process; return its value, or raise the exception that it raised."""
+        """Send a request to the tested code's process; return the result, or raise the exception of the tested code."""
         request = {
             "do": do,
             "of": number,
