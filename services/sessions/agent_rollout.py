@@ -31,9 +31,9 @@ class AgentPlayer:
     """Plays the rollouts of one run with its agent program.
 
     Args:
-        program: The agent program.
+        program: The run's agent program, a Python function or a program behind a URL.
         sessions: Gives each rollout's session a URL and a key.
-        timeout_s: Longest silence of the program, in seconds.
+        timeout_s: Longest time without a new turn or a request under way, in seconds; then the rollout is lost.
         max_completion_length: Most tokens of the conversation after its prompt.
     """
 
@@ -74,7 +74,7 @@ class AgentPlayer:
         return rollout
 
     async def _end(self, session: Session, rollout: ToolRollout, reward: float | None) -> None:
-        """Record the end of a rollout, so that its program is not started again for it."""
+        """Record the end of a rollout, so that its program is not started again. Without room for it, set ``lost``."""
         reported = PlayedEnvironment(self._program.name, has_reward=True, reward=reward)
         try:
             await session.record(RolloutEnd(rollout.completion, rollout.num_calls, 0, reported))
@@ -85,7 +85,7 @@ class AgentPlayer:
 
 
 async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: AgentProgram, timeout_s: float) -> None:
-    """Run the program until it ends, its session ends, or it has been silent for ``timeout_s`` seconds.
+    """Run the program until it ends, the session ends, or the program has been silent for ``timeout_s`` seconds.
 
     Raises:
         AgentFailedError: The program ended with an error.

@@ -31,7 +31,7 @@ NotReady = Callable[[], Awaitable[str | None]]
 
 
 class Health(BaseModel):
-    """The body of a passed health check."""
+    """The body of a health check that passed."""
 
     status: str
 
@@ -63,7 +63,7 @@ def build_app(*, why_not_ready: NotReady, check_tools: Check, sessions: OpenSess
         return JSONResponse({"status": "ready"})
 
     async def about_sessions() -> About:
-        """Return the installed releases."""
+        """Report this replica's installed releases and its number of GPUs."""
         return about("sessions", replica_id=replica_id)
 
     add_session_routes(app, sessions)

@@ -1,10 +1,9 @@
 """Chooses the environment of each rollout by its row, as TRL does with a dictionary of factories.
 
-    row {environment: "game", ...} --of--> the environments of "game" --> environment_rollout.py
+    row {environment: "game", ...} --names--> the environments of "game" --> environment_rollout.py
 
-A rollout has the tools of its own environment, and not of the others. ``reset`` gets the row without the column that
-made the choice. If a row names none of the environments, its rollouts are lost (not scored and not trained), with the
-reason.
+A rollout has only the tools of its own environment. ``reset`` gets the row without the column that made the choice.
+If a row names none of the environments, its rollouts are lost (not scored and not trained), with the reason.
 """
 
 from collections.abc import Mapping
@@ -44,7 +43,7 @@ class EnvironmentChoice:
         return tuple(self._by_name.values())
 
     async def play(self, session: Session, prompt: PromptGroup, *, tools: Tools, limits: Limits) -> ToolRollout:
-        """Play a rollout in the environment that its row names. Raises the errors of ``play_in_environment``."""
+        """Play a rollout in the environment of its row. Raises TurnRefusedError and GroupTakenError."""
         environments = self._by_name.get(None)
         if environments is None:
             name: object = prompt.columns.get(ENVIRONMENT_COLUMN)

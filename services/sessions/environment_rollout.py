@@ -1,13 +1,13 @@
 """Plays one rollout in an environment of its own, as TRL does with ``environment_factory``.
 
     start --> reset(row) --> its text is appended to the prompt --> tool_rollout.py --> state --> get_reward --> end
-                                                                     its methods are tools
+                                                                    (the environment's methods are tools)
 
 The environment is an object in Python in a process of its own (tools/python_environments.py), or a session of an
-OpenEnv server (tools/openenv_server.py). Its state dies with it or with this replica. A replica that takes the rollout
-over starts a new environment, resets it with the same row, and repeats the recorded calls in order. If the results
-differ from the recorded ones, the rollout is lost (not scored and not trained), with the reason. A rollout that was
-played to its end needs no environment any more, because its end is recorded.
+OpenEnv server (tools/openenv_server.py). Its state is lost when it ends or this replica dies. A replica that takes the
+rollout over starts a new environment, resets it with the same row, and repeats the recorded calls in order. If the
+results differ from the recorded ones, the rollout is lost (not scored and not trained), with the reason. A rollout that
+was played to its end needs no environment any more, because its end is recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class Environment(Protocol):
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str | ListResult:
-        """Call a tool; return the text of its result. Calls are made one after the other.
+        """Call a tool; return its result: text, or a ListResult for a list. Calls are made one after the other.
 
         Raises:
             ToolError: The environment does not have this tool, or the tool failed.
@@ -122,7 +122,7 @@ async def play_in_environment(
     A rollout that cannot be finished has the reason in ``lost``.
 
     Raises:
-        TurnRefusedError: The model cannot take the prompt.
+        TurnRefusedError: The model cannot take the prompt, to which ``reset`` added no text.
         GroupTakenError: Another replica plays the rollout.
     """
     if (end := session.recording.end) is not None:

@@ -53,12 +53,12 @@ class GroupPlayer:
         """Play all rollouts of a group to their ends, and return the completed group.
 
         Args:
-            prompt: The prompt group.
-            store: Has the turns that were recorded before, perhaps by another replica. They are not sampled again.
+            prompt: The group's prompt, row and number of rollouts.
+            store: Stores the entries. Turns that it has already, perhaps from another replica, are not sampled again.
             claimed_at_s: When this replica claimed the group, in Unix seconds.
 
         Raises:
-            MessageError: The model can never take the prompt.
+            MessageError: The model can never take the prompt, or the recorded entries cannot be used.
             GroupTakenError: Another replica plays the group.
             StateLostError: The run's streams are gone.
         """

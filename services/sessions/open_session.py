@@ -1,4 +1,4 @@
-"""A session as an HTTP client uses it: bounds its requests, refuses them after its end, and measures its silence.
+"""A session for an HTTP client: limits requests, refuses them after the end, and measures the client's silence.
 
 asking: counted against the limit --> body is read --> turn: sampled or recorded --> answered
 end  --> further turns are refused --free--> turns under way end, and only the counts are kept
@@ -112,7 +112,7 @@ class OpenSession:
 
     @contextlib.contextmanager
     def asking(self) -> Generator[None]:
-        """Count a request for a turn against the limit while the block runs. Enter it before the body is read.
+        """Count a request for a turn against the limit while the block runs. Read the body inside the block.
 
         Raises:
             TooManyTurnsError: Too many turns are under way.
@@ -126,8 +126,8 @@ class OpenSession:
         """Return the policy's next message in a conversation, sampled or recorded, and note that the client is active.
 
         Raises:
-            SessionOverError: The session is over.
-            TurnRefusedError: No generator can continue the conversation.
+            SessionOverError: The session is over, ended before the turn was whole, or cannot go on.
+            TurnRefusedError: The messages are malformed, or no generator can continue the conversation.
         """
         self.require_open()
         self._silent_s, self._silent_from = self._silence_s(), None
@@ -163,7 +163,7 @@ class OpenSession:
             raise SessionOverError(f"session {self.session_id} is over; open another one")
 
     def end(self, failure: HeadraceError | None = None) -> None:
-        """End the session, with the reason if it cannot go on. Further turns are refused."""
+        """End the session; ``failure`` is the reason if it cannot go on. Further turns are refused."""
         if self.over.done():
             return
         if failure is None:

@@ -30,7 +30,7 @@ _MAX_TURNS = 1024
 
 
 class UnknownSessionError(HeadraceError):
-    """No key of the request is the key of the session in its path."""
+    """None of a request's keys is the key of the session in the request's path."""
 
 
 class NotServedError(HeadraceError):
@@ -42,7 +42,7 @@ class TooManySessionsError(HeadraceError):
 
 
 class _ServedRun:
-    """A run for which sessions may be opened, and its open sessions."""
+    """A run for which sessions for evaluation may be opened, and the tasks that keep its open sessions."""
 
     def __init__(self, generators: TurnSource, max_completion_length: int) -> None:
         self.generators = generators
@@ -140,7 +140,7 @@ class OpenSessions:
         return opened
 
     async def _keep(self, opened: OpenSession, deadline_s: float) -> None:
-        """Keep a session until its deadline. Its state can be read until then, also after its end."""
+        """Keep a session until its deadline, so that its state can be read after its end, too; then remove it."""
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.wait({opened.over})

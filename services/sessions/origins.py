@@ -25,11 +25,11 @@ def origin_of(url: str) -> str:
 
 
 def require_allowed(url: str, allowed: Sequence[str], *, option: str, what: str, variable: str) -> None:
-    """Raise UserError if a URL's origin is not among the allowed ones.
+    """Raise UserError if a URL is malformed, or its origin is not among the allowed ones.
 
     Args:
-        url: The URL.
-        allowed: The allowed origins.
+        url: The URL in a run's options.
+        allowed: The origins that the operator allows, as ``origin_of`` returns them.
         option: The run's option that has the URL, for the message.
         what: A plural noun for the services at such URLs, for the message.
         variable: The environment variable with the allowed origins, for the message.

@@ -62,7 +62,7 @@ class BrokenOffError(NotThereError):
 
 @dataclass(eq=False)
 class _Asked:
-    """A turn that a caller waits for. ``body`` has a placeholder as its id, so equal turns have equal bodies."""
+    """A turn that a caller waits for. ``body`` has a placeholder for the id, so equal turns have equal bodies."""
 
     request: TurnRequest
     body: bytes
@@ -104,7 +104,7 @@ class ReplicaTurns:
 
         Raises:
             TurnRefusedError: No generator can continue this conversation.
-            NotThereError: The turn was not sampled here; BrokenOffError if it had begun.
+            NotThereError: The turn was not sampled here; FailedError or BrokenOffError if the turn may be the cause.
         """
         body = encode_turn_requests([msgspec.structs.replace(request, request_id="-")])
         asked = _Asked(request, body, asyncio.get_running_loop().create_future())
@@ -140,7 +140,7 @@ class ReplicaTurns:
             self._sender = None
 
     def _next_batch(self) -> _Batch:
-        """Remove and return the turns that have waited longest, as many as fit into one request."""
+        """Remove and return the turns that have waited longest, as many as fit into one request; [] if none waits."""
         batch: dict[bytes, list[_Asked]] = {}
         num_turns = num_bytes = 0
         while self._waiting and num_turns < _MAX_TURNS:

@@ -46,7 +46,7 @@ class RunCodeLoader:
 
     Args:
         settings: Settings of this process.
-        pool: Runs the tools.
+        pool: The worker processes for tools.
         agents: Loads agent programs.
     """
 

@@ -93,7 +93,7 @@ class RunFollower:
         """Load the tools of a run that is being submitted, and return the JSON schemas that its model would be shown.
 
         Raises:
-            UserError: A tool, an environment or an MCP server cannot be used.
+            UserError: A tool, environment, MCP server or agent program cannot be used, or the check took too long.
         """
         timeout_s = self._settings.check_timeout_s
         try:

@@ -2,7 +2,7 @@
 
 turn(messages) --+-- recorded already ----------------------------> the recorded turn
                  +-- under way -----------------------------------> the same answer
-                 +-- continuation --> generator --> recorded -----> answered
+                 +-- new --> continuation --> generator --> recorded --> answered
 
 A turn is one assistant message of the policy. The continuation is the recorded part of the conversation, as token ids.
 """
@@ -39,8 +39,8 @@ class Session:
     """The conversation of one rollout: has new turns sampled and records them, and returns recorded turns again.
 
     Args:
-        session_id: The rollout's id.
-        run_id: The run's id.
+        session_id: The rollout's id; another id for a session for evaluation.
+        run_id: The run whose policy is sampled.
         generators: Source of the sampled turns.
         record: Stores an entry (a turn, tool results, or the rollout's end) under its number, from 0.
         entries: The entries that were stored before, in order.

@@ -3,7 +3,7 @@
     prompts --> [in flight: at most max_inflight_groups] --> completions
                   turns: sampled by generators, recorded in Redis before they are used
 
-An agent run has tools, environments or an agent program. For its prompts, this loop takes the place of the generators,
+An agent run has tools, environments or an agent program. This loop claims its prompts in place of the generators,
 and asks them only for single turns (assistant messages). A group is claimed once the run has weights to sample with. It
 is published whole or not at all, in the same step that acks its prompt and deletes its recorded turns. If this replica
 dies, another one claims the group and continues after the recorded turns.
@@ -80,7 +80,7 @@ class SessionLoop:
         """Play prompt groups until cancelled. Groups in flight then stay pending, with their recorded turns in Redis.
 
         Raises:
-            ExceptionGroup: Holds the first failure: Redis stayed unreachable, or the run's streams are gone.
+            ExceptionGroup: Holds StateLostError if the run's streams are gone, UnavailableError if Redis stayed away.
         """
         playing: set[asyncio.Task[None]] = set()
         async with (

@@ -60,7 +60,7 @@ class SessionMetrics:
         self._worker_kills.labels(reason).inc()
 
     def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
-        """Count a call as waiting while the block runs. Run ids (``lane``) are no label, because they are unbounded."""
+        """Count a call as waiting while the block runs. ``lane``, a run id, is not a label: ids are unbounded."""
         return self._waiting_for_worker.track_inprogress()
 
     def name_replica(self, replica_id: str) -> None:

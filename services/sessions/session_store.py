@@ -55,7 +55,7 @@ class GroupStore:
         self._oldest: LineageVersion | None = None
 
     async def load(self) -> dict[int, list[Entry]]:
-        """Read the earlier entries, in order, by the rollout's number in its group. Rollouts without any are absent.
+        """Return the earlier entries, in order, by the rollout's number in its group. Rollouts without any are absent.
 
         Raises:
             MessageError: The entries were written by another release, or an entry is missing.

@@ -85,7 +85,7 @@ class SessionsSettings(AdvertisedSettings):
 
     @property
     def name(self) -> str:
-        """The replica's name. The default begins with "sessions-": generators' leases are in the same Redis set."""
+        """The replica's name. The default begins with "sessions-", because generators' leases are in the same set."""
         return self.replica_id or f"sessions-{super().name}"
 
     def limits(self) -> Limits:

@@ -23,7 +23,7 @@ Check = Callable[[AgentOptions], Awaitable[Sequence[dict[str, Any]]]]
 
 
 class CheckedTools(BaseModel):
-    """The tools, which can all be used."""
+    """The reply if all of a run's tools can be used: their schemas."""
 
     tools: list[dict[str, Any]] = Field(description="JSON schemas of the tools, as the model sees them")
 

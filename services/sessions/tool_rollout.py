@@ -5,7 +5,7 @@
 
 A turn is one assistant message. The rollout also ends after ``max_iterations`` turns with results, and when its
 environment is over. If the results leave no room for another turn, they are dropped, and the rollout ends with the
-calls. If a tool raises an error, the model gets its text as the result.
+calls. If a tool raises an error, the model gets the error's text.
 
 A lost rollout is not scored and not trained. The rollout is lost, with the reason, if a tool call has no result, for
 example because its worker died. It is also lost if a turn after the first is refused for another reason than length. If

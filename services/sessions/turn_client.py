@@ -1,12 +1,12 @@
 """Has the generators of one run sample turns (assistant messages): asks a live replica, and others if it fails.
 
     live replicas (Redis: registered and serving, lease alive), ordered by a hash of routing key and replica
-      first in the order --> sampled, or refused for good
-                         --> not ready, another run, gone --> the next; after the last, a pause, and again the first
-                         --> failed, or died meanwhile    --> the same, a bounded number of times
+      ask the first --> samples the turn, or refuses it for good
+                    --> is not ready, serves another run, is gone --> ask the next; after the last, pause, begin again
+                    --> fails or dies while it samples            --> likewise, but only a bounded number of times
 
 The sessions of a group have one routing key, so they keep to one replica, whose prefix cache holds their prompt and
-conversations. Only the groups of a replica that comes or goes move (rendezvous hashing). A turn waits until a
+conversations. When a replica comes or goes, only its groups change replica (rendezvous hashing). A turn waits until a
 generator can sample it, for example while a model is loaded, or while the run is paused. A request under way is given
 up only if its replica or the connection is gone, because decoding may take long. replica_turns.py sends the requests.
 """

@@ -52,7 +52,7 @@ class AgentLoader:
 
         Args:
             agent: The run's option ``agent``: ``package.module:function``, or a URL.
-            lane: The run's id. Worker processes serve runs in turn.
+            lane: The run's id, or ``check`` for a run that is being submitted. Worker processes serve lanes in turn.
             timeout_s: Deadline of importing the module, in seconds.
 
         Raises:

@@ -32,7 +32,7 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 class AgentFailedError(Exception):
-    """An agent program ended with an error. The message says which."""
+    """An agent program failed, could not be reached, or gave an unusable answer. The message says why."""
 
 
 class Client(Protocol):
@@ -86,7 +86,7 @@ class AgentFunction:
             name: ``package.module:function``.
             pool: The worker processes.
             places: One place for each worker. A rollout waits for a place, and this wait does not count as silence.
-            lane: The run's id. Worker processes serve runs in turn.
+            lane: The run's id, or ``check`` for a run that is being submitted. Worker processes serve lanes in turn.
             check_timeout_s: Deadline of importing the module, in seconds.
 
         Raises:
@@ -98,7 +98,7 @@ class AgentFunction:
         return cls(name, what, pool, places, lane=lane)
 
     async def run(self, client: Client, prompt: PromptGroup) -> float | None:
-        """Call the function in a worker process, and return its reward. If the worker dies, call it once more.
+        """Call the function in a worker process; return its reward, or None. If the worker dies, call it once more.
 
         The second call gets the recorded turns for the same requests.
         """
@@ -121,9 +121,9 @@ class AgentUrl:
     """An agent program behind a URL, which gets one POST request for each rollout.
 
     Args:
-        url: The URL.
+        url: Where the program takes the requests.
         http: Client made by agent_http_client.
-        places: Limits the rollouts at a time, because each may have a request of its own at this service.
+        places: Limits the rollouts of all programs behind URLs at a time, because each may have a request under way.
         allowed: The origins that the operator allows.
 
     Raises:

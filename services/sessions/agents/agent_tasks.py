@@ -1,9 +1,9 @@
 """Defines how worker processes call an agent program that is a Python function, and check its arguments.
 
-async def run(base_url, api_key, prompt, **row):        the row's columns, or the ones that it names
+async def run(base_url, api_key, prompt, **row):        gets all columns of the row, or only those it names
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     ...
-    return 1.0                                          its reward; None if it has none
+    return 1.0                                          returns its reward, or None if it gives none
 """
 
 import inspect
@@ -85,7 +85,7 @@ def _accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, 
 
 
 def _reward(returned: Any) -> str:
-    """Return an agent program's reward as text, empty for None. Raises TypeError if it is not a number."""
+    """Return a reward (a number, or ``reward`` in a dict) as text; empty for None. Raises TypeError for others."""
     if isinstance(returned, dict):
         returned = cast("dict[str, Any]", returned).get("reward")
     if returned is None:

@@ -1,10 +1,10 @@
 """Recognises a message that the policy sampled when a client sends it back in another form. Pure.
 
-    compared     role, text up to surrounding white space, other content, tool calls by id, name and parsed arguments
-    not          reasoning; ids that do not come back; white space, escapes and key order in JSON arguments
+    compared         role, text without surrounding white space, other content, tool calls (id, name, parsed arguments)
+    not compared     reasoning; call ids that a client leaves out; white space, escapes and key order in JSON arguments
 
-Clients parse tool calls and write them again, and many drop reasoning. If rendered ids were compared, each of these
-would look like another conversation, and tokens that were sampled would be rendered again. Messages that the client
+Clients parse tool calls and write them again, and many drop reasoning. If the token ids of messages were compared, each
+such message would begin another conversation, and its sampled tokens would be rendered again. Messages that the client
 wrote itself are not compared here: if they do not come back unchanged, the conversation is another one (recording.py).
 """
 
@@ -58,7 +58,7 @@ def comparable(message: ChatMessage) -> ComparableMessage:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a form of a JSON value that equals another's if and only if they are the same JSON value.
+    """Return a form of a JSON value. Two forms are equal if and only if their JSON values are.
 
     In Python true equals 1. Here a Boolean becomes a tuple, which no JSON value is.
     """
@@ -73,7 +73,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _content(content: str | list[dict[str, Any]] | None) -> tuple[str, Any]:
-    """Return the text of a message's content, with newlines between its text parts, and its other parts."""
+    """Return the text parts of a message's content, joined with newlines, and its other parts, None without any."""
     if not isinstance(content, list):
         return content or "", None
     texts = [part["text"] for part in content if _is_text(part)]
@@ -90,7 +90,7 @@ def _call(call: dict[str, Any]) -> _Call:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return a call's arguments as a JSON value: an empty object for none, and the text itself if it is not JSON."""
+    """Return a call's arguments as a JSON value; {} for none, and the text itself if it is not JSON or too large."""
     if not isinstance(arguments, str):
         return _json_value(arguments)
     text = arguments.strip() or "{}"

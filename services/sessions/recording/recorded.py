@@ -18,8 +18,8 @@ class RecordedTurn(msgspec.Struct, frozen=True, tag="turn"):
 
     Attributes:
         request: Digest of the request's body. A repeated request has the same digest.
-        continues: Number of the recorded turn that it continues, from 0; None if no recorded token precedes it.
-        messages: The request's messages after that turn.
+        continues: Number (from 0) of the recorded turn that this one continues; None if no recorded token precedes it.
+        messages: The request's messages after the continued turn.
         tools: Digest of the tools that the policy was shown.
         is_rewritten: Whether the client had replaced a sampled message of a recorded conversation with another one.
         num_repeated_tokens: Number of recorded tokens that a new row repeats at its beginning; 0 without a new row.

@@ -43,7 +43,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class _Conversation:
-    """The messages that a recorded turn adds to the turn it continues. ``asked`` are the digests of the client's."""
+    """The messages that a recorded turn adds to the turn it continues: digests of the client's, and the sampled one."""
 
     continues: int | None
     tools: bytes
@@ -125,7 +125,7 @@ class Recording:
         return [message for recorded in self._path(turn) for message in (*recorded.messages, recorded.turn.message)]
 
     def completion(self) -> list[ChatMessage]:
-        """Return the last turn's conversation from its first assistant message on."""
+        """Return the last turn's conversation from its first assistant message on; empty without turns."""
         messages = self.conversation(len(self._turns) - 1 if self._turns else None)
         return [*itertools.dropwhile(lambda message: message["role"] != "assistant", messages)]
 

@@ -86,7 +86,7 @@ def make_rows(turns: Sequence[RecordedTurn]) -> tuple[Row, ...]:
 
 
 def ids_through(turns: Sequence[RecordedTurn], last: int | None) -> bytes:
-    """Return the packed ids from the beginning of a conversation to the end of turn ``last``."""
+    """Return the packed ids from the beginning of a conversation to the end of turn ``last``; empty for None."""
     ids: list[bytes] = []
     while last is not None:
         ids += [turns[last].turn.token_ids, turns[last].turn.appended_ids]

@@ -1,7 +1,7 @@
 """Translates requests and answers of OpenAI's chat completions for sessions. Pure.
 
 Messages and tools have this protocol's form everywhere in headrace, so they are not changed. Only the role
-``developer`` becomes ``system``, as in the other protocols, because many chat templates ignore it.
+``developer``, which many chat templates ignore, becomes ``system``, as in responses_bodies.py.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ from shared.turns import ChatMessage
 
 
 class StreamOptions(msgspec.Struct):
-    """Parts of a streamed answer that a client may ask for."""
+    """Options for a streamed answer. ``include_usage`` adds an event with the numbers of tokens."""
 
     include_usage: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct):
-    """The form of the answer. Only text is supported."""
+    """The format of the answer. Only the type ``text`` is supported."""
 
     type: str = "text"
 

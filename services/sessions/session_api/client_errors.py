@@ -1,6 +1,6 @@
 """Rewrites the error answers of session routes into the form of the route's protocol: OpenAI's or Anthropic's.
 
-    OpenAI:     problem_forms.py
+    OpenAI:     {"error": {"type": "invalid_request_error", "code": "session_over", "message": "...", "param": null}}
     Anthropic:  {"type": "error", "error": {"type": "invalid_request_error", "code": "session_over", "message": "..."}}
 
 Other paths below a session have OpenAI's form.

@@ -2,7 +2,7 @@
 
     system; a user's text blocks       -->     chat messages
     a user's tool_result blocks        -->     a tool message each, in their places
-    text and tool_use blocks           <-->    one assistant message with calls
+    the assistant's text and tool_use  <-->    one assistant message with calls
 
 Only the parts of a block that the policy reads are used, because clients move their cache marks from block to block.
 """
@@ -38,20 +38,20 @@ _BILLING = "x-anthropic-billing-header"
 
 
 class Message(msgspec.Struct):
-    """A message with text, or with blocks."""
+    """A message whose content is text or a list of content blocks, as in Anthropic's API."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
 class OutputConfig(msgspec.Struct):
-    """The form of the answer. Only text is supported."""
+    """Options for the answer. A request with a ``format`` is refused, because an answer is text."""
 
     format: Any = None
 
 
 class ToolChoice(msgspec.Struct):
-    """Which tools may be called."""
+    """Anthropic's ``tool_choice``. Only the type ``none`` has an effect: the policy is shown no tools."""
 
     type: str
 

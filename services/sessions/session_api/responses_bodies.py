@@ -1,6 +1,6 @@
 """Translates requests and answers of OpenAI's Responses API for sessions. Pure.
 
-    instructions, input                                    chat messages
+    instructions, input                         -->        chat messages
     message, function_call, function_call       <-->       one assistant message with two calls
     function_call_output                        -->        a tool message
 
@@ -34,13 +34,13 @@ _TEXT = ("input_text", "output_text")
 
 
 class TextFormat(msgspec.Struct):
-    """The form of the answer. Only text is supported."""
+    """The format of the answer's text. Only the type ``text`` is supported."""
 
     type: str = "text"
 
 
 class TextOptions(msgspec.Struct):
-    """The form of the answer."""
+    """The options for the answer's text. Only ``format`` is read."""
 
     format: TextFormat | None = None
 

@@ -1,12 +1,12 @@
 """The HTTP routes of sessions: open a session, ask the policy for turns, report a reward, end the session.
 
     POST /v1/sessions                       opens a session for evaluation: its base URL and key
-    GET  /v1/sessions/ID                    its state: numbers of turns and rows, reward
-    POST /v1/sessions/ID/chat/completions   the next turn
-    POST /v1/sessions/ID/responses          the next turn, in OpenAI's newer protocol
-    POST /v1/sessions/ID/messages           the next turn, in Anthropic's; also ID/v1/messages, as its client has it
-    POST /v1/sessions/ID/messages/count_tokens   about how many tokens a turn is conditioned on; also below ID/v1
-    GET  /v1/sessions/ID/models             the one model
+    GET  /v1/sessions/ID                    returns its state: numbers of turns and rows, reward
+    POST /v1/sessions/ID/chat/completions   samples the next turn, in OpenAI's chat protocol
+    POST /v1/sessions/ID/responses          samples the next turn, in OpenAI's newer protocol
+    POST /v1/sessions/ID/messages           samples the next turn, in Anthropic's; its client uses ID/v1/messages
+    POST /v1/sessions/ID/messages/count_tokens   estimates the tokens before the next turn; also below ID/v1
+    GET  /v1/sessions/ID/models             lists the one model, the policy
     POST /v1/sessions/ID/reward             reports the session's reward
     POST /v1/sessions/ID/end                ends it
 
@@ -138,7 +138,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         openapi_extra=_body(SessionRequest.model_json_schema()),
     )
     async def open_session(request: Request) -> NewSession:
-        """Open a session for evaluation."""
+        """Open a session for evaluation with the policy of a run. It ends after ``deadline_s`` seconds at most."""
         require_json(request.headers.get("content-type", ""))
         body = SessionRequest.model_validate(decode_json(await request.body(), max_nested=_MAX_NESTED))
         opened = sessions.open_for_evaluation(body.run_id, deadline_s=body.deadline_s)
@@ -151,12 +151,12 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
 
     @router.get(_SESSION, responses=_OVER)
     async def get_session(opened: Annotated[OpenSession, Depends(session_of)]) -> SessionView:
-        """Return the state of a session."""
+        """Return whether a session is over, its numbers of turns and rows, and its reward."""
         return _view(opened)
 
     @router.get(f"{_SESSION}/models", responses=_OVER)
     async def list_session_models(opened: Annotated[OpenSession, Depends(session_of)]) -> dict[str, Any]:
-        """List the one model."""
+        """List the one model that a session has: the policy."""
         return models()
 
     @router.post(
@@ -176,7 +176,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
 
     @router.post(f"{_SESSION}/end", responses=_OVER)
     async def end_session(opened: Annotated[OpenSession, Depends(session_of)]) -> SessionView:
-        """End a session. Ending it twice is the same as once."""
+        """End a session, so that further turns are refused. Ending it twice is the same as once."""
         opened.end()
         return _view(opened)
 
@@ -213,7 +213,7 @@ def _add_turn_route(
         response_model=None,
     )
     async def create_turn(opened: Annotated[OpenSession, Depends(session_of)], request: Request) -> Response:
-        """Sample the next turn of the conversation. A repeated request gets the recorded turn again."""
+        """Sample the policy's next message (a turn). A repeated request gets the recorded turn again."""
         require_json(request.headers.get("content-type", ""))
         with opened.asking():
             body = decode(await request.body(), protocol.request)

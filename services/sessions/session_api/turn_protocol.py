@@ -4,7 +4,7 @@
 
 Each protocol is a module with a class for its request and three functions: ``asked``, ``answer`` and ``events``.
 
-    honoured   messages, tools, the limit of tokens, streaming; a choice of no tools; seed: tells requests apart
+    honoured   messages, tools, the limit of tokens, streaming; a choice of no tools; seed, only to tell requests apart
     refused    options and content that a turn does not have: several answers, logprobs, JSON schemas, images
     ignored    everything else: sampling follows the run's options (temperature, top_p, stop, ...)
 
@@ -60,7 +60,7 @@ class AnsweredTurn:
 
     Attributes:
         answer_id: The answer's id, which is the same if the request is repeated.
-        turn: The turn.
+        turn: The sampled turn, with its message and token ids.
         num_prompt_tokens: Number of tokens that the turn was conditioned on.
     """
 
@@ -70,12 +70,12 @@ class AnsweredTurn:
 
     @property
     def text(self) -> str:
-        """The text of the message."""
+        """The sampled message's text; empty if it has none."""
         return self.turn.message.get("content") or ""
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """The tool calls of the message."""
+        """The sampled message's tool calls, in OpenAI's format; empty if it has none."""
         return self.turn.message.get("tool_calls") or []
 
     @property
@@ -103,7 +103,7 @@ class TurnProtocol(Generic[RequestT]):
     """One client protocol: the fields of its requests, and the functions that translate requests and answers.
 
     Attributes:
-        request: The fields of a request that are read.
+        request: The type of a decoded request, with the fields that are read.
         asked: Translates a request. Raises BodyError if a session does not support it.
         answer: Returns the body of an answer.
         events: Yields the server-sent events of a streamed answer.
@@ -138,7 +138,7 @@ def one_of(value: dict[str, Any], kinds: Mapping[str, type[_BodyT]], *, place: s
     """Convert a JSON object to the struct that its field ``type`` names.
 
     Args:
-        value: The object.
+        value: The object, decoded from JSON.
         kinds: The supported structs, by the value of ``type``.
         place: Where the object is in the body, for messages.
         default: The type of an object without the field.
@@ -160,7 +160,7 @@ def one_of(value: dict[str, Any], kinds: Mapping[str, type[_BodyT]], *, place: s
 
 
 class TextPart(msgspec.Struct):
-    """A part of a message that is text."""
+    """A text part of a message's content, of which only the text is read."""
 
     text: str
 

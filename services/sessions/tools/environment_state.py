@@ -1,7 +1,7 @@
 """Reads the public attributes of an environment as JSON, so that reward functions, in another service, can use them.
 
 attributes, properties --as JSON--> attributes: the shortest first, until there is no room
-                                    left_out: why the others are missing
+                                    left_out: the reasons why the rest is missing
 """
 
 import itertools
@@ -20,16 +20,16 @@ _TOO_LONG = f"it has more than {MAX_STATE_CHARS} characters as JSON, which all a
 
 
 class EnvironmentState(msgspec.Struct, frozen=True):
-    """The public attributes of an environment that JSON can express, and the reasons why others are missing."""
+    """The public attributes of an environment that JSON can express, and the reasons why others are left out."""
 
     attributes: dict[str, Any]
     left_out: dict[str, str]
 
 
 def state_of(environment: object) -> str:
-    """Return the public attributes of an environment as JSON, and reasons why others are missing.
+    """Return a JSON text with an environment's public attributes, and with the reasons why some are left out.
 
-    Runs in the environment's process.
+    Runs in the process of an environment in Python, and in the service for the state of an OpenEnv server.
     """
     texts: dict[str, str] = {}
     left_out: dict[str, str] = {}

@@ -1,14 +1,14 @@
 """Defines the tasks of an environment's process: make one environment, call its methods, and clean up.
 
-Task(factory, IMPORT)     --> its module
-Task(factory, reset(row)) --> factory(), kept in this process --> its reset
-Task(factory, a method)   -----------------------------------> the method of the same object
-Task(factory, STATE)      -----------------------------------> its public attributes
-Task(factory, CLEAN_UP)   -----------------------------------> its clean-up code, as at the end of a program
+Task(factory, IMPORT)     --> imports its module, nothing else
+Task(factory, reset(row)) --> calls factory(), and keeps the object --> calls the object's reset(row)
+Task(factory, a method)   ------------------------------------------> calls the method of the same object
+Task(factory, STATE)      ------------------------------------------> reads the object's public attributes
+Task(factory, CLEAN_UP)   ------------------------------------------> runs clean-up code, as at a program's end
 
-Before the environment is made, ``random`` and numpy's global generator are seeded with the rollout's name. Without it,
-numpy would draw the same numbers in every process, because all of them are forked from one. With it, a rollout that is
-played again draws the same numbers again.
+Before the environment is made, ``random`` and numpy's global generator are seeded with the rollout's id. Otherwise
+numpy would draw the same numbers in every process, because all of them are forked from one. With the seed, a rollout
+that is played again draws the same numbers again.
 """
 
 import atexit
@@ -95,7 +95,7 @@ class EnvironmentTasks:
         return load_function(name, places=self.places, sources=sources, may_be_class=True)
 
     def read(self, name: str) -> tuple[Function, Sources | None]:
-        """Load the factory, which is a function or a class, from the current files; return it with their version."""
+        """Load the factory, a function or a class, from the current files; return it with the files' version."""
         return read_function(name, places=self.places, may_be_class=True)
 
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
@@ -129,7 +129,7 @@ class EnvironmentTasks:
     def describe(
         self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
     ) -> DescribedEnvironment | Refused:
-        """Make one environment, and describe its class. Refuse a factory that fails, or a class without ``reset``."""
+        """Make an environment and describe its class; Refused if it fails, lacks ``reset``, or has an unusable tool."""
         try:
             environment = function()
         except BaseException as error:  # noqa: BLE001  user code

@@ -27,5 +27,5 @@ class FunctionTasks(msgspec.Struct, frozen=True):
         return load_function(name, places=self.places, sources=sources)
 
     def read(self, name: str) -> tuple[Function, Sources | None]:
-        """Load the function from its module's current files; return it with their version."""
+        """Load the function from its module's current files; return it with the files' version."""
         return read_function(name, places=self.places)

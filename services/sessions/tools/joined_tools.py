@@ -53,7 +53,7 @@ class JoinedTools:
         return False
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str | ListResult:
-        """Call a tool and return the text of its result.
+        """Call a tool and return its result: text, or a ListResult for a list.
 
         Raises:
             ToolError: The run does not have this tool, or the tool raised an exception.

@@ -65,10 +65,10 @@ class _File(BaseModel):
 
 
 def read_mcp_servers(path: Path | None, names: list[str]) -> dict[str, McpServer]:
-    """Read the file as it is now, and return its servers with these names.
+    """Read the file as it is now, and return its servers with these names, by name. Without names, read nothing.
 
     Raises:
-        UserError: The file is missing, cannot be read, or does not have a server of this name.
+        UserError: The file is not configured, cannot be read, or lacks one of the servers, or a server is malformed.
     """
     if not names:
         return {}

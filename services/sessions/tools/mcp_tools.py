@@ -228,7 +228,7 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
 
 
 async def _client(server: McpServer, stack: contextlib.AsyncExitStack, *, ending: asyncio.Event) -> Client:
-    """Return the MCP SDK's client. It sets ``ending`` when the server answers that it no longer knows the session."""
+    """Return the MCP SDK's client. If an HTTP server no longer knows the session, the client sets ``ending``."""
 
     async def end_with_session(response: httpx2.Response) -> None:
         # The status tells it, and of old servers a body that is not JSON. Each kind of server has another code in it.

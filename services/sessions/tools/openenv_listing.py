@@ -1,8 +1,8 @@
-"""Asks an OpenEnv server for its environment's name and tools. It opens no session, so a fully occupied server answers.
+"""Asks an OpenEnv server for its environment's name and tools. It opens no session, so a full server answers, too.
 
-GET /metadata             the name
-GET /schema               the JSON schema of the environment's action
-POST /mcp, tools/list     its MCP tools, if its action is the call of one
+GET /metadata             returns the name
+GET /schema               returns the JSON schema of the environment's action
+POST /mcp, tools/list     lists the MCP tools, if the action is the call of one
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class OpenEnvListing(msgspec.Struct, frozen=True):
 
     Attributes:
         schemas: The JSON schemas of the tools, in OpenAI's format.
-        has_mcp_tools: Whether they are MCP tools. If not, the only one takes the environment's action.
+        has_mcp_tools: Whether the tools are MCP tools. If not, the only tool, ``step``, takes the environment's action.
     """
 
     name: str
@@ -112,7 +112,7 @@ async def _asked(
 
 
 def _calls_mcp_tools(action: Mapping[str, Any]) -> bool:
-    """Whether the schema of an environment's action is a call of an MCP tool: CallToolAction, or the bare Action."""
+    """Whether an action's schema is the call of an MCP tool: OpenEnv's CallToolAction, or its base class Action."""
     schema = json.dumps(action)
     is_bare = set(action.get("properties", ())) == {"metadata"}
     return is_bare or ('"tool_name"' in schema and '"arguments"' in schema)

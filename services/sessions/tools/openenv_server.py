@@ -1,6 +1,6 @@
 """Plays rollouts in the environments of an OpenEnv server: each rollout has a session of its own.
 
-    server --openenv_listing.py--> schemas of its tools: its MCP tools, or one tool ``step`` that takes its action
+    server --openenv_listing.py--> schemas of its MCP tools, or of one tool ``step``, which takes an action
     rollout --open--> session --> reset(row) --> steps, one after the other --> state --> closed
 
 A session's state is in the server, and dies with it or with the connection, so no call is repeated. The rollout's
@@ -173,7 +173,7 @@ class OpenEnvServer:
             timeout_s: Deadline of each call, in seconds.
             check_timeout_s: Deadline of the requests for name and tools, in seconds.
             at_once: Limits the sessions that are open at a time.
-            wait_s: How long rollouts wait for a server that has no free session for any of them, in seconds.
+            wait_s: How long rollouts wait, in seconds, while the server has no free session and the run has none open.
 
         Raises:
             UserError: The server cannot be used. The message says what to do.

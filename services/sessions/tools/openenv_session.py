@@ -90,7 +90,7 @@ class OpenEnvSession:
         Raises:
             RefusedMessageError: The environment failed at the message, or does not accept it.
             NoPlaceError: The server has no free session.
-            ToolLostError: The message got no answer, and the session cannot be used any more.
+            ToolLostError: The message got no usable answer, and the session cannot be used any more.
         """
         where = f"{self._url}: {message['type']}"
         try:

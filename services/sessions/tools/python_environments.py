@@ -2,8 +2,8 @@
 
     factory --inspect, in a process of its own--> schemas of its tools
     rollout --start--> process --> reset(row) --> tools, one after the other --> state --> reward
-                          |                                                                   the rollout goes on
-                          +--> clean-up code, for at most two seconds --> killed
+                          |
+                          +--after the last call, in the background--> clean-up code, at most two seconds --> killed
 
 A process that dies takes its state along, so its calls are not repeated: the rollout is lost.
 """
@@ -51,7 +51,7 @@ class PythonEnvironment:
     """The environment of one rollout: a user's Python object in a process of its own. ``started`` creates it."""
 
     is_over = False
-    """TRL's environments end a rollout only by what they say."""
+    """Always False: a TRL environment cannot refuse further calls. It can only tell the model that it is done."""
 
     def __init__(
         self, factory: str, what: DescribedEnvironment, process: _Process, *, timeout_s: float, import_timeout_s: float
@@ -201,7 +201,7 @@ class PythonEnvironments:
         """Import a factory from its current files, make one environment in a separate process, and read its tools.
 
         Args:
-            factory: ``package.module:function``, or a class in its place.
+            factory: ``package.module:function``, or ``package.module:Class``.
             places: The directories and packages that the factory may come from.
             limits: The limits of each environment's process.
             timeout_s: Deadline of each call, in seconds.

@@ -1,8 +1,8 @@
 """Calls a tool with the arguments that a model wrote, in a worker, and turns its result into text for the model.
 
-a value     its str(), as TRL shows it to the model; a list is kept, too, as TRL shows it to reward functions
-an error    its message
-too long    the beginning, and a sentence that says so
+a value     --> its str(), as TRL shows it to the model; a list is kept, too, as TRL shows it to reward functions
+an error    --> its message
+too long    --> the beginning, and a sentence that says so
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def answer(
     """Call ``function``, and wait for its result if it is async. Every exception, even SystemExit, becomes an answer.
 
     Args:
-        function: The tool.
+        function: The tool, or another function or method of a user.
         arguments: The keyword arguments, or the text of a JSON object with them.
         limits: The limits of this process, for messages.
         show: Converts the result to text.

@@ -22,10 +22,10 @@ IMPORTS = "transformers.utils.chat_template_utils"
 
 
 def tool_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the schema of ``function``, in OpenAI's format. ``name`` is the name that its user gave for it.
+    """Return the schema of ``function``, in OpenAI's format. ``name`` appears only in the error.
 
     Raises:
-        UserError: It has no name, docstring or type hint. The message says what to add.
+        UserError: The function has no name, docstring or type hint. The message says what to add.
     """
     from transformers.utils import chat_template_utils
 

@@ -32,7 +32,7 @@ _MAX_TRACES = 1000
 
 
 class UserTools:
-    """The Python functions that the policy of one run may call, by the model's names. Create it with ``load``."""
+    """The Python functions that the policy of one run may call. Create it with ``load``."""
 
     def __init__(
         self, tools: Mapping[str, tuple[str, DescribedTool]], pool: ToolPool, *, lane: str, tool_timeout_s: float
@@ -52,7 +52,7 @@ class UserTools:
         Args:
             names: The functions, each as ``package.module:function``.
             pool: The worker processes.
-            lane: The run's id. Worker processes serve runs in turn.
+            lane: The run's id, or ``check`` for a run that is being submitted. Worker processes serve lanes in turn.
             tool_timeout_s: Deadline of one call, in seconds.
             check_timeout_s: Deadline of importing a module, in seconds.
 
