@@ -1,6 +1,6 @@
 """The trainer service: ``python -m services.trainer``.
 
-    settings --> Redis --> run API  +  supervisor of training ranks  +  metrics
+    read settings --> connect to Redis --> serve run API and metrics, supervise training ranks
 
 Exit status: 0 stopped on request; 1 failed, restart it; 2 fix the settings or the machine first, as the message says.
 """

@@ -1,7 +1,7 @@
 """Runs blocking work beside the event loop, under a deadline that also holds at shutdown.
 
-A thread cannot be killed. ``asyncio.to_thread`` would make the process wait for it at exit. A daemon thread is left
-behind instead, which is right for work that only reads.
+A thread cannot be killed, and after ``asyncio.to_thread`` the process would wait at exit until the work has ended. A
+daemon thread is abandoned instead, so the work must be safe to cut off at any moment.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ async def in_thread(work: Callable[[], _ResultT], *, timeout_s: float, name: str
     """Run ``work`` in a daemon thread, and return its result or raise its exception.
 
     Raises:
-        TimeoutError: It was not done after ``timeout_s``. It may still be running; its result is dropped.
+        TimeoutError: ``work`` was not done after ``timeout_s`` seconds. It may go on, but its result is dropped.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_ResultT] = loop.create_future()

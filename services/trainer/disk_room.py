@@ -44,7 +44,7 @@ def room_for(what: str, where: Path) -> str:
 
 
 class Room:
-    """Retries the writes of one training rank that fail because the disk is full, and knows which of them wait.
+    """Repeats the writes of one training rank while the disk is full, and knows which writes wait for space.
 
     Args:
         terminate: Set when this process is asked to end. Waiting then stops.
@@ -68,7 +68,7 @@ class Room:
         Args:
             work: Writes to the disk, and removes its partial output when it fails.
             what: Name of the output, for log lines and error messages.
-            where: The directory that it writes to.
+            where: The directory that ``work`` writes to.
 
         Raises:
             OSError: The write failed for another reason.

@@ -6,10 +6,10 @@ from typing import Any
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> int | None:
-    """Return the index of the first coroutine that finishes, or None after ``timeout_s``. The others are cancelled.
+    """Return the index of the first coroutine to finish; None after ``timeout_s`` seconds. Cancel unfinished ones.
 
     Raises:
-        BaseException: The exception with which that coroutine finished.
+        BaseException: The first coroutine finished with this exception.
     """
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(wait, name=f"wait {position} of {len(waits)}") for position, wait in enumerate(waits)

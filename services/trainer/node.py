@@ -1,7 +1,7 @@
 """Starts the training ranks of a further machine for each run in turn: ``python -m services.trainer.node``.
 
-    run API --current run and its nnodes--> this process --rank_launcher--> ranks of this machine
-                                                         --SIGTERM, once the run is over-->
+    run API --current run, its number of machines--> this process --starts rank_launcher--> ranks of this machine
+                                                                  --SIGTERM, once the run is over-->
 
 It serves machines that are started before a run exists, such as Kubernetes pods. Node 0 is the run API's own machine.
 While the run is not over, a launcher that ended is started again. While the run API is away, running ranks go on.
@@ -56,15 +56,15 @@ class RunApiAwayError(Exception):
     """The run API cannot be reached, or answered with an HTTP error or something other than JSON."""
 
     status: int | None = None
-    """The HTTP status of a refusal."""
+    """The answer's HTTP status if that was an error; otherwise None."""
 
 
 async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None:
-    """Return the run that the run API serves now, or None if there is none or it has no ranks on this machine.
+    """Return the run that is trained now or paused; None without one, or if it has no ranks on this machine.
 
     Raises:
-        RunApiAwayError: The run API does not answer, or its answer is invalid.
-        UserError: The run's settings belong to another release.
+        RunApiAwayError: The run API does not answer, or answers with an HTTP error or something other than JSON.
+        UserError: The run's settings cannot be parsed, for example because they belong to another release.
     """
     wanted: dict[str, Any] = {"status": _SERVED, "limit": 1}
     listed = await _get(api, "/v1/runs", wanted)
@@ -96,10 +96,10 @@ class NodeFollower:
     """Polls the run API for its current run, and starts and stops this machine's training ranks for it.
 
     Args:
-        settings: Settings of a trainer, with ``rendezvous_endpoint``.
+        settings: The trainer's settings; ``rendezvous_endpoint`` must be set.
         api: Client of the run API.
         node_rank: Number of this machine, 1 or more.
-        heartbeat: File to touch in every iteration of the loop.
+        heartbeat: File to touch in every iteration of the loop; None for no file.
         launcher: Command that starts the ranks.
         poll_s: Pause between two requests to the run API, in seconds.
         pause_s: Pause after a launcher has ended, in seconds.
@@ -199,7 +199,7 @@ class NodeFollower:
         ]
 
     async def _rest(self, stopping: asyncio.Event) -> None:
-        """Wait ``pause_s`` while touching the heartbeat."""
+        """Wait ``pause_s`` seconds, or until ``stopping`` is set, and touch the heartbeat file meanwhile."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._pause_s
         while loop.time() < until and not stopping.is_set():
@@ -212,7 +212,7 @@ class NodeFollower:
 
 
 def node_number(name: str) -> int:
-    """Return the number of a machine: ``2``, or the last part of a name such as ``headrace-trainer-node-2``.
+    """Return the number of a machine, given as ``2`` or at the end of a name such as ``headrace-trainer-node-2``.
 
     Raises:
         ArgumentTypeError: The name does not end with a number above 0.
@@ -226,7 +226,7 @@ def node_number(name: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Follow runs until SIGTERM. Return the exit status: 0 after a stop, 1 for a refused key, 2 for wrong settings.
 
-    A key is read only at the start. So after a rotation, a supervisor has to start this process again.
+    The API key is read only at the start. After a key rotation, a supervisor has to start this process again.
     """
     parser = argparse.ArgumentParser(
         prog="python -m services.trainer.node",

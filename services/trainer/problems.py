@@ -1,11 +1,12 @@
 """Turns every error of the run API into an HTTP answer with an RFC 9457 problem+json body.
 
-    Problem, UserError, BodyError 4xx: the client can fix it; ``errors`` lists every invalid field
-    UnavailableError              503: a peer is away, or Redis is full; the same request may work later
-    StateLostError                503: Redis was wiped
-    anything else                 500: logged here; the client learns only that it happened
+    Problem, BodyError, HTTPException    their own status
+    UserError, RequestValidationError    422: the client can fix it
+    UnavailableError, StateLostError     503: a peer is away, or Redis is full or was wiped; a retry may help
+    anything else                        500: logged here; the client learns only that it happened
 
-The client's input is not echoed, except for the names of settings and the values that a message is about.
+If single fields are invalid, ``errors`` lists them. The client's input is not echoed, except for the names of settings
+and the values that a message is about.
 """
 
 import logging
@@ -36,7 +37,7 @@ class Problem(Exception):  # noqa: N818  the RFC's own word
 
     Args:
         status: HTTP status.
-        title: Short, and always the same for one kind of problem; its ``type`` is derived from it.
+        title: Short, and always the same for one kind of problem. The body's ``type`` is derived from it.
         detail: Sentences that say what happened and what to do.
         errors: (field, message) for each error.
         headers: Headers of the answer.
@@ -62,7 +63,7 @@ class Problem(Exception):  # noqa: N818  the RFC's own word
 
 
 def invalid_run(errors: Sequence[tuple[str, str]], **more: Any) -> Problem:
-    """Return the problem of an invalid run config, with one entry per error."""
+    """Return the 422 problem of an invalid run config, with one entry per error, at most 100."""
     errors = [(field[:100], message[:_MAX_SENTENCE]) for field, message in errors[:_MAX_ERRORS]]
     detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
     return Problem(422, "Invalid run", detail, errors=errors, **more)

@@ -1,6 +1,6 @@
 """The training rank: ``python -m services.trainer.rank RUN_ID``, started and restarted by the run API.
 
-    settings, record --> take over --> data set, tokenizer, model --> newest valid checkpoint --> training loop
+    read settings and run --> take the run over --> load data, model, newest valid checkpoint --> train --> export
 
 Exit status: 0 the run is over; 1 crashed or asked to end, start it again; 2 the run cannot go on; 3 a newer trainer
 owns the run.
@@ -58,7 +58,7 @@ _HURRY_S, _LAST_REPORTS_S = 5.0, 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one training rank and return its exit status."""
+    """Run one training rank until it ends, and return its exit status: 0, 1, 2 or 3, as in exit_status.py."""
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write("usage: python -m services.trainer.rank RUN_ID\n")
@@ -192,7 +192,7 @@ async def _train(
 
 
 async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending", terminate: asyncio.Event) -> int:
-    """Export the model of a run that has ended, record how it ended, and return the exit status."""
+    """Export the model and record how the run ended, unless only this process was to end. Return the exit status."""
     from services.trainer.export.final_model import leave_model
     from services.trainer.fence import check_not_fenced
 
@@ -231,7 +231,7 @@ async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first leaf of an exception group. The others are its consequences."""
+    """Return the first exception in an exception group, which caused the others; other errors are returned as is."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

@@ -15,7 +15,7 @@ from shared.run_options.run_config import RunConfig
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run that this process trains, and the places where it keeps its state.
+    """The run that this process trains, with access to its record, its files and its keys in Redis.
 
     Args:
         redis: Client of the Redis server that has the run's streams.
@@ -35,19 +35,19 @@ class RunContext:
 
     @functools.cached_property
     def config(self) -> RunConfig:
-        """The run's settings."""
+        """The run's settings, parsed from its record."""
         return self.record.parsed_config()
 
     @property
     def keys(self) -> RunKeys:
-        """The run's keys in Redis."""
+        """The names of the run's keys in Redis."""
         return RunKeys(self.record.run_id)
 
     @property
     def files(self) -> RunFiles:
-        """The paths in the run's directory."""
+        """The paths of the subdirectories in the run's directory."""
         return RunFiles(Path(self.record.run_dir))
 
     async def starting(self, doing: str) -> None:
-        """Write a step of the start, such as "loading the model", into the run's progress, where users see it."""
+        """Write the present stage of the start, such as "loading the model", into the progress that users see."""
         await self.store.write_starting(self.record, doing)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The directories in one run's own directory, ``run_dir``."""
+    """The paths of directories in one run's own directory, ``run_dir``. The directories need not exist."""
 
     run_dir: Path
 
     @property
     def checkpoints(self) -> Path:
-        """Directory of the checkpoints."""
+        """The directory that has one subdirectory per checkpoint."""
         return self.run_dir / "checkpoints"
 
     @property

@@ -1,6 +1,6 @@
 """Reads the files in a run's directory: metrics.jsonl, evaluations.jsonl and rollouts/step_00000012.jsonl.
 
-All functions block on the disk; call them in a thread. A line torn by a crash is skipped; its writer removes it later.
+All functions block on the disk; call them in a thread. A line that a crash cut off is skipped; a resume removes it.
 """
 
 import json
@@ -37,12 +37,12 @@ def _lines_after(path: Path, *, after_step: float, limit: int) -> tuple[list[dic
 
 
 def read_last_metrics(run_dir: Path, *, limit: int) -> list[dict[str, Any]]:
-    """Return the newest ``limit`` lines of metrics.jsonl, oldest first, without reading the whole file."""
+    """Return up to ``limit`` of the newest lines of metrics.jsonl, oldest first, without reading the whole file."""
     return _last_lines(run_dir / "metrics.jsonl", limit=limit)
 
 
 def read_last_evaluation(run_dir: Path) -> dict[str, Any]:
-    """Return the newest line of evaluations.jsonl; empty if there is none."""
+    """Return the newest line of evaluations.jsonl; an empty dict if there is none."""
     lines = _last_lines(run_dir / "evaluations.jsonl", limit=1)
     return lines[0] if lines else {}
 
@@ -74,7 +74,7 @@ def rollout_steps(run_dir: Path) -> list[int]:
 
 
 def read_rollouts(run_dir: Path, *, step: int, offset: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return rollouts ``[offset, offset + limit)`` of a step, and whether there are more."""
+    """Return rollouts ``[offset, offset + limit)`` of a step, and whether there are more. An unlogged step has none."""
     found: list[dict[str, Any]] = []
     for number, line in enumerate(_json_lines(run_dir / "rollouts" / f"step_{step:08d}.jsonl")):
         if number < offset:

@@ -184,7 +184,7 @@ class TrainerSettings(ServiceSettings):
         return (str(self.runs_dir), *([] if self.uploads_dir is None else [str(self.uploads_dir)]))
 
     def rank_environment(self) -> dict[str, str]:
-        """Return the environment of a training rank: this process's, then these settings, then ``rank_env``."""
+        """Return a training rank's environment: this process's, overridden by these settings, then by ``rank_env``."""
         return {
             **os.environ,
             **self.secrets_of_a_child(),

@@ -1,1 +1,1 @@
-"""Begins a run from a checkpoint or from weights: found and checked at submit, loaded by the training rank."""
+"""Begins a run from a checkpoint or weights, which are checked at submit and loaded by the training rank."""

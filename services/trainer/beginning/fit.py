@@ -1,11 +1,11 @@
 """Checks that a run can begin from a checkpoint, without torch and without reading tensor data.
 
-    model       its config has the same shape; a LoRA run takes adapters of its own rank, scale and layers
+    model       the source's weights have the shape of the run's model; adapters have the run's LoRA rank and scale
     optimizer   the checkpoint has the state of the run's optimizer (optimizer_fit.py)
-    data        continues at the checkpoint's position if both runs read the same rows in the same order
+    data        continue at the checkpoint's position if both runs read the same rows in the same order
 
-The training rank compares every tensor when it loads them. These checks find the common mistakes at submit, before the
-run is queued.
+These checks find the common mistakes at submit, before the run is queued. Shapes are compared only if ``model`` is a
+directory on this machine. The training rank compares every tensor when it loads the weights.
 """
 
 import json
@@ -232,7 +232,7 @@ def _has_another_length(config: RunConfig, theirs: Mapping[str, Any]) -> bool:
 
 
 def _schedule_of(found: FoundSource) -> _Schedule:
-    """Return a checkpoint's learning-rate schedule. Its step count includes the earlier runs that its run continued."""
+    """Return the learning-rate schedule in a checkpoint. It also counts the steps of runs before the checkpoint's."""
     file = found.directory / _CORE_STATE
     try:
         return msgspec.convert(read_table(file), _CoreState).schedule
@@ -241,7 +241,7 @@ def _schedule_of(found: FoundSource) -> _Schedule:
 
 
 def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[str]]:
-    """Return the rows that the checkpoint's run did not use, and a note if changed settings restart the data."""
+    """Return the position in the data at which the run begins, and a note if changed settings make it the first row."""
     if config.ignore_data_skip or found.state is None:
         return RowCursor(), []
     mine = json.loads(config.model_dump_json(include=set(_ROW_ORDER)))
@@ -262,11 +262,11 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
 
 
 def _left(ledger: Any, rows: RowCursor) -> RowCursor:
-    """Return the rows that the checkpoint's run did not use. Raises HeadraceError if the numbers are implausible.
+    """Return the rows that the checkpoint's run did not use. Raises HeadraceError if a number is implausibly large.
 
     Args:
         ledger: The ledger in the checkpoint: which groups were admitted, trained and dropped.
-        rows: The rows that the checkpoint's run began with.
+        rows: The position in the data at which the checkpoint's run began.
     """
     if ledger["admitted"] > _MAX_ADMITTED:
         raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")

@@ -1,10 +1,10 @@
 """Hard-links the checkpoint that a queued run begins from, because the run that wrote it may delete it meanwhile.
 
-    source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
+    source's step_00000040/ --hard links--> new run's beginning/     removed after the new run's first checkpoint
 
 Links cost no space until the source is deleted. They are also removed if the run ends without a checkpoint of its own,
 because it cannot be resumed then. A checkpoint on another file system, or with symbolic links, is not linked: the run
-reads the source itself, and fails with a message if it is gone by then.
+reads the source itself, and fails with a message if the source is gone by then.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from shared.files.disk_sync import write_whole
 
 
 def hold(beginning: Beginning, run_dir: Path) -> Beginning:
-    """Link the source's files into the new run's directory and write its beginning.json.
+    """Link a checkpoint's files into the new run's directory, and write that directory's beginning.json.
 
-    Returns ``beginning`` with the directory that the run will read: the links, or the source itself if it is
+    Returns ``beginning`` with the directory that the run will read: the links, or the source itself if the source is
     not a checkpoint or cannot be linked.
 
     Raises:

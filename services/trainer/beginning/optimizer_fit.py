@@ -1,9 +1,9 @@
 """Checks by tensor names that the optimizer state in a checkpoint fits the run's optimizer.
 
-    optimizer/ of the checkpoint --names--> exp_avg, exp_avg_sq --of AdamW?--> the run's optim
+    checkpoint's optimizer/ --read names--> exp_avg, exp_avg_sq --find optimizers--> AdamW --compare--> the run's optim
 
-Two optimizers of bitsandbytes have tensors of the same names. The settings of the checkpoint's run tell them apart, if
-they are known.
+Some optimizers of bitsandbytes keep tensors of the same names. If the settings of the checkpoint's run are known, its
+``optim`` tells such optimizers apart.
 """
 
 from collections.abc import Iterator, Mapping

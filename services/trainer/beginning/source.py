@@ -1,7 +1,7 @@
 """Finds the directory that ``resume_from_checkpoint`` refers to. A checkpoint is also checked for damage.
 
-    RUN, RUN:STEP, RUN:best          a checkpoint of a run, whatever its state; the newest complete one for RUN
-    /directory                       a checkpoint; or a run's directory, or its checkpoints/, for the newest one
+    RUN, RUN:STEP, RUN:best          a checkpoint of a run, running or over; for RUN the newest intact one
+    /directory                       a checkpoint; or a run's directory, or its checkpoints/, for the newest intact one
                                      a transformers model or a PEFT adapter: weights only
 
 A directory must be in a place that runs may name (file_roots.py). Nothing is changed here. Tensors are not
@@ -43,7 +43,7 @@ _MAX_NAME = 64
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A directory that a run can begin from, with the state and the settings of its run if it is a checkpoint."""
+    """A directory that a run can begin from. For a checkpoint: also its state and the settings of its run."""
 
     source: Source
     directory: Path
@@ -58,12 +58,12 @@ class FoundSource:
 
     @property
     def weights(self) -> Path:
-        """Directory of the weights."""
+        """The directory that has the safetensors files of the weights."""
         return self.directory / "model" if self.source == "checkpoint" else self.directory
 
 
 def run_reference(said: str) -> str | None:
-    """Return the id or name of the run that ``resume_from_checkpoint`` names; None if it names a directory."""
+    """Return the run, as the user wrote it, in a value of ``resume_from_checkpoint``; None if the value is a path."""
     reference = CheckpointReference.parse(said)
     return None if reference is None else reference.run
 
@@ -74,10 +74,10 @@ def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundS
     Args:
         said: The value of ``resume_from_checkpoint``.
         runs: The runs whose name, id or beginning of an id is ``run_reference(said)``.
-        roots: The places that runs may name.
+        roots: The places in which a directory may be.
 
     Raises:
-        UserError: The checkpoint does not exist, or is damaged; the message says what to do.
+        UserError: There is no such checkpoint or directory, or it cannot be used; the message says what to do.
     """
     reference = CheckpointReference.parse(said)
     if reference is None:
@@ -193,7 +193,7 @@ def named_checkpoint(run_dir: Path, which: str, *, name: str) -> Path:
 
 
 def best_beside(checkpoint: Path, run_dir: Path) -> Path | None:
-    """Return a run's best checkpoint, or None if it is unknown, deleted, or the same step as ``checkpoint``."""
+    """Return the directory of a run's best checkpoint; None if it is unknown, deleted, or of ``checkpoint``'s step."""
     best = best_in_files(run_dir, read_table(run_dir / MODEL_CONFIG))
     if best is None or best.step is None:
         return None

@@ -1,6 +1,6 @@
 """Loads the checkpoint that a new run begins from into the core, which holds the run's model and optimizer.
 
-    no own checkpoint --> files intact? --> core.begin_from --> policy version 0 --> first push --> prompts
+    the run has no checkpoint yet --> check files --> core.begin_from --> push policy version 0 --> admit prompts
 
 As in a resume, the core has the weights before the training loop is built, and the loop pushes them before it admits
 the first prompt.
@@ -37,7 +37,7 @@ class ContinuedRows:
         self._cursor = cursor
 
     def row_at(self, admission_number: int) -> Row | StreamedRow:
-        """Return the row of this run's prompt group with this number, counted from 0 over all epochs."""
+        """Return the row of this run's prompt group with ``admission_number``, which counts from 0 over all epochs."""
         return self._rows.row_at(self._cursor.row(admission_number))
 
 

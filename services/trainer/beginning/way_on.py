@@ -1,4 +1,4 @@
-"""Adds to a run's failure message the command that continues it with another setting. A resume keeps the settings."""
+"""Adds to a run's failure message the command that continues the run with another setting; a resume keeps all."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from shared.run_options.run_config import RunConfig
 
 
 def reason_of_failure(error: HeadraceError, record: RunRecord) -> str:
-    """Return why a run failed. If a setting is wrong and a checkpoint exists, add the command to continue from it."""
+    """Return why a run failed; if a setting is wrong and the run has a checkpoint, with the command to continue it."""
     field = error.field if isinstance(error, UserError) else None
     if field is None or field == FIELD or field not in RunConfig.model_fields:
         return str(error)

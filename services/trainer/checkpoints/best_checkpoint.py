@@ -41,8 +41,8 @@ class BestRule:
         metric: The metric that decides, with the prefix ``eval_``.
         is_greater_better: Whether the larger value is the better one.
         patience: Evaluations in a row without an improvement after which the run ends; None for no early stopping.
-        threshold: Only a larger difference from the best value is an improvement.
-        max_unscored: Largest share of an evaluation's prompts whose reward functions may fail.
+        threshold: Only a larger gain over the best value counts as an improvement for early stopping.
+        max_unscored: Largest share, from 0 to 1, of an evaluation's prompts whose reward functions may fail.
     """
 
     metric: str
@@ -87,7 +87,7 @@ class BestCheckpoint:
             self.judge(line, step=int(line["step"]))
 
     def judge(self, metrics: Mapping[str, Any], *, step: int) -> bool:
-        """Compare the evaluation of a step with the best one, and return whether it is better.
+        """Compare the evaluation of ``step`` with the best one. Return whether it is the new best; False if skipped.
 
         Raises:
             UserError: No evaluation has had the metric, and this one does not either.

@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 def newest_valid(root: Path) -> Checkpoint | None:
-    """Return the newest checkpoint of the newest incarnation whose files are all intact, or None.
+    """Return the newest intact checkpoint, newer incarnations before later steps; None if there is none.
 
     Damaged checkpoints are skipped, and logged with the name of the damaged file.
     """
@@ -94,9 +94,9 @@ def newest_valid(root: Path) -> Checkpoint | None:
 
 
 def newest_without(damage_of: Callable[[Path], str | None], root: Path) -> tuple[Path | None, dict[Path, str]]:
-    """Return the newest intact checkpoint of the newest incarnation, or None, and the damage of the skipped ones.
+    """Return the newest intact checkpoint or None, trying newer incarnations first, and the damage of skipped ones.
 
-    A training run may write and delete checkpoints meanwhile. The directory is then listed again, up to 5 times.
+    A training run may write and delete checkpoints meanwhile. The directory is then listed again, 5 times at most.
 
     Args:
         damage_of: Returns a sentence about the damage of a checkpoint, or None.
@@ -120,9 +120,9 @@ def newest_without(damage_of: Callable[[Path], str | None], root: Path) -> tuple
 
 
 def use_newest(root: Path, use: Callable[[Checkpoint], _Result]) -> _Result | None:
-    """Call ``use`` with the newest intact checkpoint, and return its result; None if there is no such checkpoint.
+    """Call ``use`` with the newest intact checkpoint, and return the result of ``use``; None without such a checkpoint.
 
-    If the training run deletes that checkpoint meanwhile, ``use`` is called again with the newest one.
+    If the training run deletes that checkpoint meanwhile, ``use`` is called again with the then newest one.
 
     Raises:
         HeadraceError: Five checkpoints in a row were deleted while ``use`` read them.
@@ -169,7 +169,7 @@ def parse_state(data: bytes) -> CheckpointState:
     """Decode the contents of ``trainer_state.json``.
 
     Raises:
-        ValueError: They cannot be decoded.
+        ValueError: The contents cannot be decoded.
     """
     try:
         # Decoded with json first: msgspec would skip a field with a damaged name, and use its default.

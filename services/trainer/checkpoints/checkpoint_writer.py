@@ -1,6 +1,6 @@
 """Writes checkpoints that are either complete or absent.
 
-    core --copy--> .writing-3-step_00000010-x/ --fsync, manifest, rename--> step_00000010/ --> old ones are pruned
+    core --copy--> .writing-3-step_00000010-x/ --fsync, manifest, rename--> step_00000010/ --> prune older ones
 
 Training stands still only during the copy. A crash at any moment leaves the older checkpoints intact. An older
 incarnation of the trainer never replaces or prunes the checkpoints of a newer one.
@@ -73,9 +73,9 @@ class CheckpointWriter:
     def begin(
         self, core: SavableCore, extra: dict[str, Any], *, step: int, tokenizer: Any | None = None
     ) -> PendingCheckpoint:
-        """Copy the state for the checkpoint of ``step``, and start to write it.
+        """Copy the core's state for the checkpoint of ``step``, and start to write it with ``extra``, the loop's state.
 
-        Training may continue when this returns. Call `wait`, then `publish` or `discard`, before the next one begins.
+        Training may continue when this returns. Call `wait`, then `publish` or `discard`, before the next `begin`.
 
         Raises:
             CheckpointError: The checkpoint cannot be written; the message says why.
@@ -115,7 +115,7 @@ class CheckpointWriter:
     def publish(self, pending: PendingCheckpoint) -> Path:
         """Make a written checkpoint valid, prune older ones, and return its directory. Call after `wait`.
 
-        A checkpoint of the same step is replaced: it is a damaged one, which the run did not resume from.
+        An existing checkpoint of the same step is replaced, unless a newer incarnation wrote it.
 
         Raises:
             CheckpointError: The checkpoint could not be renamed; the message says why.
@@ -182,7 +182,7 @@ class CheckpointWriter:
                 num_whole += 1
 
     def _is_whole(self, path: Path) -> bool:
-        """Whether a checkpoint's files are unchanged. Checksums are computed only once, because it may be large."""
+        """Whether a checkpoint's files are unchanged. Checksums are computed only once, because files may be large."""
         if path not in self._known_whole and find_damage(path) is None:
             self._known_whole.add(path)
         return path in self._known_whole and has_all_files(path)
@@ -191,7 +191,7 @@ class CheckpointWriter:
 def remove_leftovers(root: Path, *, incarnation: int) -> None:
     """Remove files that a crash left while a checkpoint was written. Restore a checkpoint that was being replaced.
 
-    Called when a trainer starts, while no earlier trainer writes.
+    Called when a trainer starts. An older trainer that is still writing loses its files, and ends as fenced.
 
     Args:
         root: Directory of the checkpoints.
@@ -213,6 +213,6 @@ def remove_leftovers(root: Path, *, incarnation: int) -> None:
 
 
 def _writer_of(path: Path) -> int:
-    """Return the incarnation that is writing a checkpoint; 0 if the directory's name does not contain it."""
+    """Return the incarnation in the name of a temporary directory; 0 if the name contains none."""
     number, _, _ = path.name.removeprefix(_WRITING).partition("-")
     return int(number) if number.isdecimal() else 0

@@ -25,14 +25,14 @@ _PORTABLE = 1
 
 
 class CopyMemory:
-    """Memory for copies of tensors. It is allocated for the first copy, and again if the tensors' sizes change."""
+    """Memory for copies of tensors. It is allocated for the first copy, and again if the total size changes."""
 
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._unlock: Any = None
 
     def copy(self, tensors: Sequence[Tensor], *, locks: bool) -> list[Tensor]:
-        """Return copies of the tensors, which the next call overwrites.
+        """Return copies of the tensors in this memory. The next call overwrites the copies.
 
         Args:
             tensors: On any devices.

@@ -1,9 +1,9 @@
 """Copies the state of model and optimizer while training stands still, and writes it while training continues.
 
-    weights, moments --copy--> buffers --own thread--> model/, optimizer/      shards of every rank (shards.py)
-    random generators                              --> rng/rank-00001.safetensors   one file per rank
-    schedule, step counts, the core's numbers      --> core_state.json              written by rank 0
-    config, tokenizer                              --> model/, the first collection of weights, by rank 0
+    weights, optimizer state --copy--> buffers --write--> model/, optimizer/           shards of every rank (shards.py)
+    random generators                          --write--> rng/rank-00001.safetensors   one file per rank
+    schedule, step counts, the core's numbers  --write--> core_state.json              by rank 0
+    config, tokenizer                          --write--> model/                       by rank 0
 
 Every rank has one ``CoreState`` and makes the same calls in the same order. A save is complete when all ranks have
 reported to each other. They report over a separate process group, so that these messages never mix with
@@ -49,13 +49,12 @@ class CoreState:
     With several ranks, create it on all of them, after ``torch.distributed`` was initialised.
 
     Args:
-        weights: The live tensors by collection and name. Each collection becomes a directory. Sharded tensors are
-            DTensors.
+        weights: The live tensors by collection (model first, then reference) and name. Each collection becomes a
+            directory. Sharded tensors are DTensors.
         parameters: The parameters with optimizer state, by name.
         optimizer: Optimizer of these parameters.
         scheduler: Scheduler of the learning rate.
-        rank: This rank.
-        num_ranks: Number of ranks.
+        rank: Number of this rank, from 0 to ``num_ranks - 1``.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class CoreState:
     def begin_save(
         self, directory: Path, *, numbers: Mapping[str, Any], write_files: Callable[[Path], None] | None = None
     ) -> "Future[None]":
-        """Copy the state, and return a future that is done when all ranks have written theirs to the disk.
+        """Copy this rank's state, and return a future that is done when all ranks have written their states to disk.
 
         Training may continue as soon as this returns, because only the copy is written.
 
@@ -116,7 +115,7 @@ class CoreState:
         return self._writing
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore the state that any number of ranks wrote, and return the ``numbers`` that `begin_save` was given.
+        """Restore the state that any number of ranks wrote, and return `begin_save`'s ``numbers`` and ``num_ranks``.
 
         With the same number of ranks the restored state is identical bit by bit.
 

@@ -29,7 +29,7 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All files of a directory except the manifest, by path relative to it."""
+    """All files of a directory except the manifest, by path relative to the directory."""
 
     files: dict[str, FileRecord]
     format_version: int = 1
@@ -39,7 +39,7 @@ def write_part(directory: Path, files: Sequence[Path], *, number: int) -> None:
     """Sync some of the directory's files to the disk, and list them for the rank that writes the manifest.
 
     Raises:
-        OSError: They could not be written.
+        OSError: A file or the list could not be written.
     """
     _write(part_file(directory, number), _records(directory, files))
 
@@ -55,7 +55,7 @@ def write_manifest(directory: Path) -> None:
     Files that `write_part` listed are not read again.
 
     Raises:
-        OSError: They could not be written.
+        OSError: A file or the manifest could not be written, or a list of `write_part` could not be read.
     """
     records: dict[str, FileRecord] = {}
     for part in sorted(directory.glob(f"{_PART}*.json")):
@@ -101,7 +101,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def has_all_files(directory: Path) -> bool:
-    """Whether all listed files exist with the listed sizes. Faster than `find_damage`, but misses flipped bits."""
+    """Whether all files in the manifest exist with their sizes. Faster than `find_damage`, but misses flipped bits."""
     try:
         manifest = _read(directory / MANIFEST_FILE)
         return all(

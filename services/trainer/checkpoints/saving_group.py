@@ -1,4 +1,4 @@
-"""Tells all ranks whether every rank has written its share of a checkpoint, and the errors of ranks that failed.
+"""Exchanges errors between ranks, so that each rank learns whether all have written their shares of a checkpoint.
 
 It uses a separate gloo process group, because a background thread sends the messages, and they must not come between
 the collectives of training.
@@ -17,7 +17,7 @@ class SavingGroup:
     """One rank's membership in the group that exchanges errors. All ranks must create it at the same point.
 
     Args:
-        num_ranks: Number of ranks.
+        num_ranks: Number of ranks. One rank needs no process group.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -33,7 +33,7 @@ class SavingGroup:
         All ranks must call this. Only the first 1,024 bytes are sent.
 
         Raises:
-            OSError: A rank is gone, or did not answer within the deadline.
+            OSError: A rank is gone, or did not answer within an hour.
         """
         if self._group is None:
             return [sentence]

@@ -43,7 +43,7 @@ class Part:
 
 
 def local_part(tensor: Tensor, *, is_first_rank: bool) -> Part | None:
-    """Return the part of a tensor that this rank writes, without copying it; None if it writes nothing.
+    """Return the part of a tensor that this rank writes, without a copy; None if this rank writes no part of it.
 
     A sharded tensor is written shard by shard. A tensor that all ranks hold is written by the first rank.
     """
@@ -70,7 +70,7 @@ def write_shards(
     """Write this rank's parts, and return the files. With one rank, adds the index that transformers reads.
 
     Raises:
-        OSError: They could not be written.
+        OSError: A file could not be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     buckets = list(_buckets(parts, max_file_bytes))
@@ -100,7 +100,7 @@ def saved_shapes(directory: Path) -> dict[str, torch.Size]:
 
 
 def saved_dtypes(directory: Path) -> dict[str, torch.dtype]:
-    """Return the tensors' dtypes by name; raises as `saved_shapes` does."""
+    """Return the dtype of each saved tensor, by name. Raises ShardError as `saved_shapes` does."""
     metadata = _read_metadata(directory)[1].state_dict_metadata
     return {name: tensor.properties.dtype for name, tensor in metadata.items()}
 

@@ -16,7 +16,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], *, header: Mapping[
         header: Metadata for the file's header.
 
     Raises:
-        OSError: They could not be written.
+        OSError: The file could not be written.
     """
     import safetensors.torch
 

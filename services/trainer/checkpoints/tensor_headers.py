@@ -16,12 +16,12 @@ Header = dict[str, dict[str, Any]]
 
 
 def tensor_headers(directory: Path) -> Header:
-    """Return dtype, shape and offsets of each tensor in a directory's files, by name. Invalid files are left out."""
+    """Return dtype, shape and offsets by tensor name, from the valid safetensors files in a directory."""
     return {name: about for file in _files(directory) for name, about in _header(file)[0].items() if name != _METADATA}
 
 
 def linear_layers(directory: Path) -> set[str]:
-    """Return names of layers with a weight matrix, except embeddings, output head and experts: they get no adapters."""
+    """Return the names of layers with a weight matrix that get adapters: no embeddings, output head or experts."""
     layers = {
         name.removesuffix(".weight")
         for name, about in tensor_headers(directory).items()
@@ -31,7 +31,7 @@ def linear_layers(directory: Path) -> set[str]:
 
 
 def damaged_tensor_file(directory: Path) -> Path | None:
-    """Return the first file whose header is unreadable, names no tensor, or contradicts its size; None if none is."""
+    """Return the first file whose header is unreadable, names no tensor, or contradicts the file's size; else None."""
     for file in _files(directory):
         header, begin = _header(file)
         try:

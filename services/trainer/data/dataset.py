@@ -1,8 +1,8 @@
 """Decides which prompt is admitted when, as a pure function of the seed and the admission number.
 
-    admission number --mixture--> data set, its turn --> epoch, place --permutation of (seed, epoch)--> position --> row
+    admission number --mixture--> data set, number in it --divide--> epoch, index --permutation of (seed, epoch)--> row
 
-A cursor is therefore one number, a restarted trainer admits the same rows, and a group id always means the same row.
+So a counter gives the next row, a restarted trainer admits the same rows, and a group id always means the same row.
 Each data set of a mixture is shuffled anew in each of its own epochs. All rows have the same columns, with null where a
 data set lacks one, so that reward functions get aligned lists. A bad row does not crash the trainer: it has a
 ``problem``, and is dropped and counted. Bad rows of a local file are refused at submit.
@@ -51,7 +51,7 @@ class SourceRows:
 
     Args:
         rows: Reads the raw rows.
-        source: The data set.
+        source: The settings of this data set.
         config: The run's config.
         number: Index in a mixture, which gives data sets of equal length different shuffles. None without a mixture.
     """
@@ -69,7 +69,7 @@ class SourceRows:
         return len(self._rows)
 
     def position(self, number: int, *, shuffle: bool) -> int:
-        """Return the position of the row with a number that counts from 0 over all epochs.
+        """Return the position in the data set of row ``number``, which counts from 0 over all epochs.
 
         With ``shuffle``, each epoch has an order of its own.
         """
@@ -85,7 +85,7 @@ class SourceRows:
         return Row(position=position, prompt=prompt, columns=columns)
 
     def where(self, position: int) -> str:
-        """Return the file and line, or the number, of the row at a position."""
+        """Return the place of the row at a position in words, such as ``train.jsonl line 3``."""
         return self._rows.where(position)
 
     def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -113,7 +113,7 @@ class PromptDataset:
             self.columns = (*self.columns, SOURCE_COLUMN)
 
     def __len__(self) -> int:
-        """Return how many prompts an epoch has: all rows. In a mixture, it ends when one data set is used up."""
+        """Return the number of prompts in one epoch: all rows or, in a mixture, until one data set is used up."""
         return self._epoch
 
     @property
@@ -135,7 +135,7 @@ class PromptDataset:
 
 
 def open_dataset(config: RunConfig, roots: FileRoots | None = None) -> PromptDataset:
-    """Return the run's training data set. Its files must be below ``roots``; rows are checked as they are read.
+    """Return the run's training data, whose files must be below ``roots``; only first rows with ``dataset_streaming``.
 
     Raises:
         UserError: The file or dataset does not exist, cannot be read, or has no rows.
@@ -144,7 +144,7 @@ def open_dataset(config: RunConfig, roots: FileRoots | None = None) -> PromptDat
 
 
 def open_eval_dataset(config: RunConfig, roots: FileRoots | None = None) -> PromptDataset | None:
-    """Return the run's evaluation data set in its own order, or None. Callers use the first ``max_eval_prompts`` rows.
+    """Return the run's evaluation data, unshuffled; None without any. Callers use the first ``max_eval_prompts`` rows.
 
     Raises:
         UserError: The file or dataset does not exist, cannot be read, or has no rows.

@@ -37,7 +37,7 @@ class Mixture:
         self.shares = tuple(shares)
 
     def turn(self, number: int) -> Turn:
-        """Return the data set of an admission number, which counts from 0, and the row number within it."""
+        """Return the data set that gives the prompt of an admission number, and how many prompts it gave before."""
         first, end = 0, len(self.shares)
         while end - first > 1:
             middle = (first + end) // 2
@@ -50,7 +50,7 @@ class Mixture:
         return Turn(first, number)
 
     def epoch(self, lengths: Sequence[int]) -> int:
-        """Return the number of prompts in one epoch, which ends when the first data set is used up.
+        """Return the number of prompts in one epoch, which ends as soon as any of the data sets is used up.
 
         TRL's mixture has the same length. With shares in proportion to the lengths, an epoch contains all rows once.
         """

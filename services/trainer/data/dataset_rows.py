@@ -73,10 +73,10 @@ def load_builder(source: DatasetSource, field: str) -> Any:
 
 
 def without_media(features: Any) -> Any:
-    """Return features of ``datasets`` in which media, such as images and sounds, are the bytes of their files.
+    """Return the features of a data set, changed so that media, such as images and sounds, are not decoded.
 
-    A row with media cannot be sent to a reward function. Decoding them would cost time, needs further libraries, and
-    fails if a file is broken, also in columns that are left out.
+    A row with media cannot be sent to a reward function. Decoding media would cost time, need further libraries, and
+    fail if a file is broken, also in columns that are left out.
     """
     import datasets
 
@@ -173,7 +173,7 @@ class _Hub:
 
 
 def _require_own_files(source: DatasetSource, builder: Any, field: str) -> None:
-    """Refuse a data set that refers to files outside it: its README.md may name any path and any URL."""
+    """Raise UserError for an unsupported file format, or if the README.md of a data set names files outside of it."""
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in _FORMATS:
         raise UserError(

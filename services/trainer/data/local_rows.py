@@ -31,7 +31,7 @@ def has_no_splits(path: Path) -> bool:
 
 
 class _JsonRows:
-    """Rows of a file with JSON objects, one a line or all in one list. They are kept as bytes and decoded when read.
+    """Rows of a file with JSON objects, one per line or all in one list. Rows are kept as bytes and decoded when read.
 
     Blank lines are skipped.
     """
@@ -71,7 +71,7 @@ class _JsonRows:
 
 
 def decoded(text: bytes) -> dict[str, Any]:
-    """Return the row in a JSON text; raises BadRowError."""
+    """Return the row in a JSON text. Raises BadRowError if the text is not a JSON object."""
     try:
         row: Any = msgspec.json.decode(text.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -135,7 +135,7 @@ def open_file(path: Path, field: str, roots: FileRoots | None) -> RowSource:
 
 
 def open_saved(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSource:
-    """Return a split of a directory that ``save_to_disk`` wrote.
+    """Return the rows of ``source.split`` in a directory that ``save_to_disk`` wrote.
 
     The Arrow files are read here and not by the datasets library, which would open any file that a row refers to.
 
@@ -173,7 +173,7 @@ def _parquet(file: BinaryIO) -> Any:
 
 
 def _csv(file: BinaryIO) -> Any:
-    """Read a CSV file. Numbers, booleans and nulls are detected as in the datasets library. All else is UTF-8 text."""
+    """Return a CSV file as a pyarrow table: numbers, booleans and nulls as in the datasets library, others as text."""
     import pyarrow
     from pyarrow import csv
 

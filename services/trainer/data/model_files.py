@@ -1,4 +1,4 @@
-"""Finds local files of a run's model, in its directory or in the hub's cache."""
+"""Finds local files of a run's model, in the model's directory or in the hub's cache."""
 
 import os
 from pathlib import Path

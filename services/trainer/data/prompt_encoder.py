@@ -1,4 +1,4 @@
-"""Encodes prompts as token ids, once: after this only token ids travel, and no service tokenises again.
+"""Encodes prompts as token ids, once. Except in agent runs, generators get these ids, and no service tokenises again.
 
 Supports both of TRL's formats, and tokenises them as TRL does: text with the special tokens that the tokenizer adds by
 default, and conversations with the chat template and a generation prompt. Code in model repositories is never run; a
@@ -25,7 +25,7 @@ class PromptEncoder:
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids the policy is conditioned on.
+        """Return the token ids of a prompt, on which the policy is conditioned.
 
         Raises:
             UserError: The prompt encodes to no tokens, or the chat template is missing or refuses the messages.
@@ -55,7 +55,7 @@ class PromptEncoder:
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """Return the exceptions that transformers raises for malformed files."""
+    """Return the types of the exceptions that transformers raises for missing or malformed files."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 

@@ -62,7 +62,7 @@ class RowFormat:
         return [name for name in renamed if self._goes_along(name)]
 
     def read(self, values: Mapping[str, Any]) -> tuple[Prompt, dict[str, Any]]:
-        """Return the prompt and the other columns of a row; raises BadRowError."""
+        """Return the prompt and the other columns of a row. Raises BadRowError if the row cannot be used."""
         row = self._rename(values)
         if self.environments and (why := unknown_environment(row, self.environments)):
             raise BadRowError(why)

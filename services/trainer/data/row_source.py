@@ -19,7 +19,7 @@ class RowSource(Protocol):
         ...
 
     def read(self, position: int) -> dict[str, Any]:
-        """Return one row by column name; raises BadRowError."""
+        """Return one row as values by column name. Raises BadRowError if the row cannot be read."""
         ...
 
     def where(self, position: int) -> str:

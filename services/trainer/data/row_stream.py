@@ -50,11 +50,7 @@ class RowStream(Protocol):
 
 
 class FirstRows:
-    """The first rows of a stream, which can be read in any order.
-
-    Args:
-        block: The rows.
-    """
+    """The rows of one block of a stream, which can be read in any order."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -108,7 +104,7 @@ def first_rows(stream: RowStream, source: DatasetSource, *, count: int, field: s
     """Return the first ``count`` rows of a stream, or all if it has fewer.
 
     Raises:
-        UserError: They cannot be read, or the data set is empty.
+        UserError: The rows cannot be read, or the data set is empty.
     """
     try:
         rows = FirstRows(stream.read_block(None, count))
@@ -120,7 +116,7 @@ def first_rows(stream: RowStream, source: DatasetSource, *, count: int, field: s
 
 
 class _JsonLines:
-    """A file with a JSON object in each line. Its state is the next line's byte offset and number from 0."""
+    """A file with a JSON object per line. A state is the next line's byte offset and the number of lines before it."""
 
     def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
         self._path, self._field, self._roots = path, field, roots
@@ -143,7 +139,7 @@ class _JsonLines:
 
 
 class _Parquet:
-    """A Parquet file. Its state is the number of rows before it."""
+    """A Parquet file. A state is the number of rows that were read before."""
 
     def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
         self._path, self._field, self._roots = path, field, roots

@@ -1,11 +1,11 @@
 """Maps admission numbers to rows of a data set that is read in blocks, never whole.
 
-    admission number --starts of the blocks--> block, place in it --permutation of (seed, block)--> row
+    admission number --look up--> block, index in it --permutation of (seed, start of the block)--> row
 
 Blocks of ``shuffle_buffer_size`` rows are read in order, and each is shuffled by itself. So a number always means the
-same row, also after a restart and for a group that is admitted again. The start of every block that was read is kept,
-in memory and in a file. With it, a restarted trainer continues at its block instead of reading all rows before it.
-Without the file it reads from the beginning, with the same result.
+same row, also after a restart and for a group that is admitted again. The start of every block that was read is kept
+in memory, and the last 256 in a file. With the file, a restarted trainer begins to read near the block that it needs;
+without the file, at the first row, with the same result.
 """
 
 import bisect
@@ -68,7 +68,7 @@ class StreamedDataset:
         source: The data set.
         config: The run's config.
         positions: File for the starts of blocks; None keeps them in memory only.
-        wait: Waits between attempts to read.
+        wait: Called with the seconds to wait before the next attempt to read.
 
     Raises:
         UserError: The first rows cannot be read, or the data set is empty.
@@ -111,7 +111,7 @@ class StreamedDataset:
         return StreamedRow(admission_number, prompt, dict.fromkeys(self.columns) | columns)
 
     def _shuffled(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Return the order of the rows of the block whose first row has this number."""
+        """Return the order of the ``count`` rows of a block whose first row has number ``first``."""
         if not self._shuffle:
             return np.arange(count)
         return np.random.Generator(np.random.PCG64([self._seed, first])).permutation(count)

@@ -27,7 +27,7 @@ def export_adapters(source: Path, directory: Path, *, dtype: torch.dtype) -> Non
     """Write the adapters in ``source``, a checkpoint's model directory, to ``directory`` in PEFT's format.
 
     Raises:
-        OSError: They could not be written.
+        OSError: The adapters could not be written.
     """
     write_adapters({name: tensor.to(dtype) for name, tensor in _read(source).items()}, directory)
     (directory / CONFIG_FILE).write_bytes((source / CONFIG_FILE).read_bytes())

@@ -4,10 +4,10 @@
     step_00000010/model/*.json                                   -->  DIR/config.json, tokenizer
     the run's config.json, metrics.jsonl                         -->  DIR/README.md (model_card.py)
 
-For a LoRA run, it exports the adapters, or the base model with the adapters merged (adapter_export.py).
+A LoRA run is exported as its adapters, or as the base model with the adapters merged (adapter_export.py).
 
-It needs no GPU and no other rank, even if the run used several. Shards are read one after another, so that memory for
-one copy of the weights suffices. The directory is either complete or absent.
+An export needs no GPU and no other rank, even if the run used several. Shards are read one after another, so that
+memory for one copy of the weights suffices. The directory is either complete or absent.
 """
 
 import json

@@ -170,7 +170,7 @@ def _data_sets(config: Mapping[str, Any]) -> list[str]:
 
 
 def _hub_id(name: Any) -> str | None:
-    """Return the name if it is a hub id and not a path on this machine."""
+    """Return the name if it is a hub id and not a path on this machine; otherwise None."""
     if not isinstance(name, str) or not _HUB_ID.match(name) or name.endswith(LOCAL_SUFFIXES):
         return None
     return None if Path(name).exists() else name

@@ -63,11 +63,11 @@ class AdmissionDepth:
         return min(bound, self._batch + self._ahead)
 
     def note_batch(self, *, waited_share: float, num_spare: int) -> None:
-        """Adjust the number of groups after a batch was chosen.
+        """Adjust the number of groups ahead after a batch was chosen, unless ``is_eager``.
 
         Args:
             waited_share: Share of the time since the previous batch in which the trainer waited for groups.
-            num_spare: Groups that are scored and not in the batch.
+            num_spare: Number of scored groups that are not in the batch.
         """
         if self._is_eager:
             return

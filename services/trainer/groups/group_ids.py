@@ -29,5 +29,5 @@ def evaluation_id(*, incarnation: int, step: int, index: int) -> str:
 
 
 def is_evaluation(label: str) -> bool:
-    """Return whether this is the id of an evaluation group."""
+    """Return whether an id begins like the ids of evaluation groups."""
     return label.startswith(_EVALUATION)

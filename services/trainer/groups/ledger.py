@@ -82,7 +82,7 @@ class Ledger:
 
     @property
     def num_trained(self) -> int:
-        """Number of groups in the weights."""
+        """Number of groups that were trained."""
         return len(self._trained)
 
     @property

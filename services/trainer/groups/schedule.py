@@ -2,12 +2,10 @@
 
     batch                 steps_per_generation minibatches of groups_per_step groups, sampled and chosen together
     its steps             num_iterations passes over the minibatches, in the same order each time
-    steps_per_generation=2, num_iterations=2:   [ab][cd]  ->  a b a b   c d c d        one letter, one step
+    steps_per_generation=2, num_iterations=2:   [ab][cd]  ->  a b a b   c d c d        a letter is a minibatch
 
 A run consists of whole batches, unless ``max_steps`` ends it within one. That last batch only has the groups that its
 remaining steps use, and is trained for those steps.
-
-    n  steps in a batch
 """
 
 import math
@@ -41,7 +39,7 @@ class BatchShape:
         return min(self.steps_per_generation, num_steps_left)
 
     def groups(self, *, num_steps: int) -> int:
-        """Return the number of prompt groups that the next ``num_steps`` steps use."""
+        """Return the number of prompt groups that ``num_steps`` steps use, counted from the beginning of a batch."""
         whole, rest = divmod(num_steps, self.steps)
         minibatches = whole * self.steps_per_generation + min(rest, self.steps_per_generation)
         return minibatches * self.groups_per_step

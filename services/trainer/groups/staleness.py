@@ -75,7 +75,7 @@ def stragglers(
     max_staleness: int,
     shape: BatchShape,
 ) -> list[int]:
-    """Return the unfinished groups to wait for; empty if the batch may be trained.
+    """Return the numbers of the unfinished groups to wait for, ascending; empty if the batch may be trained.
 
     Args:
         left_out: Scored groups that are not in the batch: number -> version of the oldest token.

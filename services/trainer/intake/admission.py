@@ -1,4 +1,4 @@
-"""Admits prompt groups: turns dataset rows into entries of the prompts stream, each number once.
+"""Admits prompt groups: turns rows of the data set into entries of the prompts stream.
 
     dataset row n --encode--> group n --headrace_admit_groups--> prompts
          |
@@ -128,9 +128,9 @@ class Admission:
         self._again.extend(number for number in numbers if number not in self._again)
 
     def leave_out(self, numbers: Collection[int]) -> None:
-        """Remove groups from the queue of `admit_again`, because they arrived after all.
+        """Remove the groups with these numbers, and settled groups, from the queue of `admit_again`.
 
-        A generator was sampling them when they were withdrawn.
+        They arrived after all: a generator was sampling them when they were withdrawn.
         """
         if self._again:
             self._again = deque(it for it in self._again if it not in numbers and not self._ledger.is_settled(it))
@@ -166,7 +166,7 @@ class Admission:
         return admitted
 
     async def _next_groups(self, count: int, *, is_again: bool) -> dict[int, bytes]:
-        """Return the payloads of up to ``count`` groups by number, and drop the unusable ones in between."""
+        """Return up to ``count`` encoded groups by number, and drop the unusable rows in between."""
         groups: dict[int, bytes] = {}
         unusable_before = self._unusable_in_a_row
         for number in list(self._again) if is_again else self._new_numbers():
@@ -247,7 +247,7 @@ async def send_off(
         FencedError: A newer incarnation owns the run.
         StateLostError: The run is gone.
         UnavailableError: Redis does not answer.
-        NoRoomError: Redis has no room for the groups. Only the trainer can make some, so it must not wait here.
+        NoRoomError: Redis has no room for the groups. Only the trainer can make room, so it must not wait here.
     """
     if not groups:
         return
@@ -271,9 +271,9 @@ def prompt_payload(
     config: RunConfig,
     replica_id: str,
 ) -> bytes:
-    """Return the entry of the prompts stream that requests completions for a row.
+    """Return the encoded entry of the prompts stream that requests completions for a row.
 
-    In an agent run it has no token ids: sessions render the prompt, with the tools.
+    In an agent run the entry has no token ids: sessions render the prompt, with the tools.
 
     Raises:
         UnusableRowError: The row does not give a prompt, or its prompt is too long.

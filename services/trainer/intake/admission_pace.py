@@ -26,7 +26,7 @@ class AdmissionPace:
     Args:
         config: The run's settings.
         ledger: Counts the groups in flight.
-        test_group_every_s: Pause between two test groups, in seconds.
+        test_group_every_s: Shortest time between two test groups, in seconds.
     """
 
     def __init__(self, config: RunConfig, *, ledger: Ledger, test_group_every_s: float = TEST_GROUP_EVERY_S) -> None:
@@ -44,7 +44,7 @@ class AdmissionPace:
     def num_to_admit(
         self, *, num_unadmitted: int, num_waiting: int, num_steps_left: int, paused_by: PausedBy | None
     ) -> int:
-        """Return how many groups to admit now. While rewards have paused the run, that is 1 (a test group) or 0.
+        """Return how many groups to admit now: 1 (a test group) or 0 if rewards paused the run, 0 if a user did.
 
         Args:
             num_unadmitted: Groups that the ledger counts as in flight but that wait to be admitted again

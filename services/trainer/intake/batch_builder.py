@@ -65,7 +65,7 @@ class BatchBuilder:
         self.failures = RewardFailures(config)
 
     def judge(self, waiting: WaitingGroup) -> None:
-        """Judge a group by its rewards: make it available to ``choose``, or drop it."""
+        """Judge a waiting group by its rewards: keep it for ``choose``, or drop it with the reason."""
         rollouts = waiting.group.rollouts
         outcomes = [rollout.rewards for rollout in rollouts]
         rewards_G = combined_rewards(outcomes)
@@ -155,7 +155,7 @@ class BatchBuilder:
         self._traces.trained(batch.groups, step=step)
 
     def _why_no_signal(self, waiting: WaitingGroup, rewards_G: Rewards) -> str:
-        """Return the reason to drop a group that gives no gradient; empty if it does."""
+        """Return the reason to drop a group that gives no gradient; empty if the group gives one."""
         rollouts = waiting.group.rollouts
         if self._config.mask_truncated_completions:
             is_left_out_G = np.isnan(rewards_G) | [rollout.is_truncated() for rollout in rollouts]

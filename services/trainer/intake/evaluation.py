@@ -1,12 +1,11 @@
 """Evaluates the policy at intervals, on prompts that are never trained on, while training goes on.
 
-    eval prompts --> prompts ... scored --> [in] --all in, or long idle--> eval_reward, eval_completions/...
-                      the streams of training; separate ids (group_ids.py)
+    eval prompts --send--> prompts ... scored --> [arrived] --all, or none for long--> eval_reward, eval_completions/...
+                           the streams of training; separate ids (group_ids.py)
 
 An evaluation begins when the policy version passes a multiple of ``eval_steps``, and after the last step, right after
-that version was pushed.
-It is sampled by that version or, while it lasts, by newer ones; the versions are reported. Its groups are acked as they
-arrive and never enter the ledger, batches or checkpoints.
+that version was pushed. It is sampled by that version or, while it lasts, by newer ones; the versions are reported. Its
+groups are acked as they arrive and never enter the ledger, batches or checkpoints.
 
 One evaluation runs at a time. Evaluations that become due meanwhile are combined into a single one after it, on the
 policy of that time, and the run reports this: the weights of their steps are gone. After a restart, an evaluation whose
@@ -47,7 +46,7 @@ class EvalRows(Protocol):
     def __len__(self) -> int: ...
 
     def row_at(self, admission_number: int) -> PromptRow:
-        """Return a prompt, always the same one for a number."""
+        """Return the row with this prompt number, always the same one."""
         ...
 
 
@@ -222,7 +221,7 @@ class Evaluations:
         return True
 
     async def _send_off(self, running: RunningEvaluation) -> None:
-        """Keep as many groups in flight as training may have, so that streams stay short and training gets its turn."""
+        """Send prompts, up to as many groups in flight as training may have: streams stay short, training goes on."""
         assert self._rows is not None
         if not await self._send_unsent(running):
             return

@@ -2,8 +2,8 @@
 
     Redis: incarnation, user requests, begun groups, dead letters --read--> requests, begun groups, drops in the ledger
 
-Redis is read at most twice a second, so a batch is chosen on data up to half a second old. Only ``started`` is read
-again right before a batch is chosen, and everything once more after the last step.
+Redis is read at most twice a second, so a batch is chosen on data up to half a second old. Only the list of begun
+groups is read again right before a batch is chosen, and everything once more after the last step.
 """
 
 import functools

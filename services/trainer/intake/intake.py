@@ -86,7 +86,7 @@ class Intake:
             self._batches.judge(waiting)
 
     async def read_changes(self, *, at_once: bool = False) -> bool:
-        """Read requests, dead letters and groups that were begun, if it is time to or ``at_once``.
+        """Read requests, dead letters and begun groups, at most twice a second unless ``at_once``.
 
         Returns:
             Whether they were read.
@@ -126,7 +126,7 @@ class Intake:
             self._batches.failures.expect_test_group(numbers[-1])
 
     async def next_batch(self, *, policy_version: int, num_steps_left: int) -> Batch:
-        """Choose the batch that begins at ``policy_version``. It is empty, with the reason, if it must wait."""
+        """Return the batch that begins at ``policy_version``; an empty one if the batch must wait or a user paused."""
         if self.pause.by == "user":
             return Batch(())
         batch = self._choose(policy_version, num_steps_left)
@@ -173,7 +173,7 @@ class Intake:
         return waiting is not None
 
     def waiting_for(self, batch: Batch) -> str:
-        """Return the reason why no batch can begin, as text for the run's status; in a pause, also how it ends."""
+        """Return what the run waits for, to follow "waiting for" in its status; in a pause, also how the pause ends."""
         return self.pause.waiting_for(batch.waiting_for, test_group_every_s=self.pace.test_group_every_s)
 
     def settle(self, batch: Batch, *, step: int) -> None:
@@ -209,7 +209,7 @@ class Intake:
         return self.evaluations.begin(policy_version) if self.is_evaluation_due(policy_version) else ""
 
     async def advance_evaluation(self) -> EvaluationResult | None:
-        """Receive groups of the evaluation under way, and send more prompts. Return its result once it is complete.
+        """Receive groups of the evaluation under way, and send more prompts. Return its result at the end, else None.
 
         While a user pauses the run, no prompt is sent.
         """

@@ -1,6 +1,6 @@
 """Accounts for every group ever admitted, when a trainer resumes.
 
-in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | nowhere: admitted again
+settled in the checkpoint: stays so | on a stream: in flight | a dead letter: dropped | nowhere: admitted again
 
 Groups admitted since the checkpoint are read from the set of entries of the prompts stream, which the trainer updates
 atomically with each admission. The labels of entries and dead letters are not trusted for this, because other clients
@@ -62,7 +62,7 @@ async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, inc
 
 
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger, *, in_hand: Collection[int] = ()) -> list[int]:
-    """Return the unsettled groups that are neither on a stream, nor dead letters, nor ``in_hand`` of the trainer.
+    """Return the unsettled groups, by number, that are neither on a stream, nor dead letters, nor ``in_hand``.
 
     The ledger is updated first: all admitted groups are counted, and dead letters are recorded as dropped. Groups in
     hand are not dropped, even if a consumer buried them.
@@ -91,7 +91,7 @@ async def groups_in_flight(redis: Redis, keys: RunKeys) -> set[str]:
 
 
 async def buried(redis: Redis, keys: RunKeys) -> set[str]:
-    """Return the ids of all dead letters, evaluations included."""
+    """Return the group ids of all dead letters, evaluation groups included."""
     return await _groups_on(redis, keys.dead)
 
 

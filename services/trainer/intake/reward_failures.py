@@ -166,7 +166,7 @@ def _judged(outcomes: GroupOutcomes, *, is_scorable: bool) -> _Judged:
 
 
 def _worst(groups: "deque[_Judged] | list[_Judged]") -> tuple[str | None, float]:
-    """Return the function with the largest share of failures, and that share; None if nothing failed."""
+    """Return the function with the largest share of failures, and that share; None and 0 if nothing failed."""
     shares: dict[str, float] = {}
     for name in dict.fromkeys(name for judged in groups for name in judged.num_outcomes):
         num_failed = sum(judged.num_failed[name] for judged in groups)

@@ -1,11 +1,10 @@
 """Pauses a run when a user asks for it or when its rewards fail, and resumes it.
 
-                  asked for                       too many failures (reward_failures.py)
-    running ----------------------> paused by user       running ---------> paused by rewards
-    running <--- asked to resume --- paused by user      running <--------- asked to resume, or a test group succeeded
+    running --a user asks for it--> paused by user --a user asks to resume--> running
+    running --too many failures--> paused by rewards --a user asks to resume, or a test group is scored--> running
 
-    paused by     admits                    begins batches           begins evaluations    goes on with one
-    user          nothing                   no                       no                    after the pause
+    paused by     admits                    begins batches           begins evaluations    sends prompts of a begun one
+    user          nothing                   no                       no                    no
     rewards       one group now and then    complete ones            no                    yes
 
 Requests take precedence over automatic changes. If a user asks to pause a run that its rewards have paused, it becomes
@@ -80,7 +79,7 @@ class RunPause:
             await self._go_on(self._pause, why)
 
     def waiting_for(self, batch_waits_for: str, *, test_group_every_s: float) -> str:
-        """Return the reason why the run waits, as text for its status; in a pause, also how the pause ends."""
+        """Return what the run waits for, to follow "waiting for" in its status; in a pause, also how the pause ends."""
         if self._pause is None:
             return batch_waits_for
         if self._pause.by == "user":

@@ -77,7 +77,7 @@ class RunningEvaluation:
         return sorted(self.groups, key=lambda group: group.waiting.number)
 
     def metrics(self, config: RunConfig) -> dict[str, float]:
-        """Return TRL's evaluation metrics over all prompts, and the policy versions that sampled them."""
+        """Return TRL's evaluation metrics over the groups that came back, their policy versions, and counts."""
         groups = self.in_order()
         metrics: dict[str, float] = {}
         if groups:

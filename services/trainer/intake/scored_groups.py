@@ -43,7 +43,7 @@ class ScoredGroups:
         keys: The run's keys.
         ledger: Tells whether an arriving group is already settled.
         incarnation: This trainer's incarnation; Redis refuses acks of an older one.
-        consumer: Seat in the consumer group of the scored stream.
+        consumer: Reads the scored stream as a member of its consumer group.
         check: Raises MessageError for a group that this run cannot train; such a group is buried.
     """
 

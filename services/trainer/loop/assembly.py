@@ -134,7 +134,7 @@ async def assemble(
 async def _make_intake(
     run: RunContext, inputs: Inputs, state: LoopState, *, in_hand: GroupsInHand, run_log: RunLog, traces: GroupTraces
 ) -> Intake:
-    """Return the intake, after comparing the ledger with the streams: groups that are gone are admitted again."""
+    """Return the intake. It will admit again the groups that are neither settled nor on a stream."""
     redis, keys, config, ledger = run.redis, run.keys, run.config, state.ledger
 
     def check(group: ScoredGroup) -> None:

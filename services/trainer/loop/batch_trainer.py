@@ -1,13 +1,13 @@
 """Makes the optimizer steps of one batch.
 
-    groups --cut--> minibatches --score--> old and reference logprobs      once a batch, before its first step
+    groups --cut--> minibatches --score--> old and reference logprobs      once per batch, before its first step
                         |
-    minibatch a, b, a, b, ... --accumulate, step--> policy version + 1     num_iterations passes, one order
+    minibatch a, b, a, b, ... --accumulate, step--> policy version + 1     num_iterations passes in the same order
 
-With one step per batch, the proximal policy is the policy in training and is not scored separately. With several steps,
-it is the policy at the start of the batch (decoupled PPO, arXiv 2505.24298); its logprobs are computed before the first
-step and kept. A number that is not finite ends the run, with everything needed to find the cause (post_mortem.py). A
-group that ends the process is found by the next process (in_hand.py).
+With several steps per batch, the loss clips around the policy at the start of the batch (decoupled PPO, arXiv
+2505.24298), whose logprobs are computed before the first step and kept. With one step, that policy is the one in
+training and is not scored separately. A number that is not finite ends the run, with everything needed to find the
+cause (post_mortem.py). A group that ends the process is found by the next process (in_hand.py).
 """
 
 import asyncio
@@ -75,10 +75,10 @@ class BatchTrainer:
     Args:
         core: The policy and its optimizer.
         config: The run's settings.
-        length: Its number of optimizer steps, on which learning rates depend.
+        length: The run's number of optimizer steps, on which learning rates depend.
         run_id: Selects, together with rollout ids, the rollouts whose per-token arrays are kept.
         run_dir: Where a post-mortem is written.
-        in_hand: Records which groups are computed on, and which to try by themselves first.
+        in_hand: Records which groups are computed on. Its suspects are tried by themselves first.
         torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
             ``close`` ends it.
         wait_for_push: Awaited before each optimizer step, because a push reads the weights. It returns False if the

@@ -8,7 +8,7 @@ If the disk is full, the checkpoint is retried. Training continues with the next
 be lost if this process ended, and its groups could not leave Redis.
 
 The ledger and the entries to ack date from the moment at which the weights were copied. A group trained while the
-checkpoint is being written is not in it, and keeps its entry until the next. One checkpoint is written at a time.
+checkpoint is being written is not in it, and keeps its entry until the next checkpoint. One is written at a time.
 """
 
 import asyncio

@@ -105,7 +105,7 @@ class GroupsInHand:
         await asyncio.to_thread(self._write, list(numbers))
 
     def refuse_condemned(self, group: ScoredGroup) -> None:
-        """Raise MessageError for a group on which ranks died twice, the last time only on it. Write its post-mortem.
+        """Raise MessageError if ranks died twice on a group, the last time on no other. Write the group's post-mortem.
 
         The caller buries the group. A replayed group is not refused again.
         """

@@ -9,7 +9,7 @@ until it ends, so the next optimizer step waits for it. A checkpoint is written 
 Training waits for the push if there are several ranks, which gather the weights together, and on a GPU, where reading
 the weights would queue behind the passes of the next batch.
 
-A push to a generator that hangs may take longer than a process has that was asked to end. So the last checkpoint does
+A process that was asked to end may have less time than a push to a generator that hangs. So its last checkpoint does
 not wait for the push, except with several ranks, and the push is given up soon after. The next process pushes again.
 """
 
@@ -150,7 +150,7 @@ class Outflow:
     async def save_if_due(self) -> None:
         """Save if the policy version has reached or passed a multiple of ``save_steps`` since the last checkpoint.
 
-        Waits for the push first, because it fails if the weights have diverged.
+        Waits for the push first, because a push fails if the weights have diverged.
         """
         every = int(self._config.save_steps)
         is_due = self._core.policy_version // every != self.saver.saved_step // every

@@ -1,6 +1,6 @@
 """Saves the inputs of a step whose loss or gradient was not finite, and finds the rollouts at fault.
 
-    run_dir/post_mortem/step_00000012/report.json          the error, the settings, one entry a row with its arrays
+    run_dir/post_mortem/step_00000012/report.json          the error, the settings, one entry per row with its arrays
                                       groups/ID.msgpack    the groups as they arrived (messages.ScoredGroup)
 
 A row is at fault if its own loss, computed from its logprobs, is not finite. If all losses are finite, a row is at
@@ -47,19 +47,19 @@ def write_post_mortem(
     core: TrainingCore,
     config: RunConfig,
 ) -> Path:
-    """Write the directory of the step atomically, and return it. Call it on the torch thread.
+    """Write the post-mortem of a failed step atomically, and return its directory. Call this on the torch thread.
 
     Args:
         run_dir: The run's directory.
         error: The error that stopped the step.
         step: The optimizer step that failed.
         minibatch: The step's minibatch.
-        totals: The divisors of its loss.
+        totals: The divisors of the step's loss.
         core: The core, in the state in which it refused the step.
         config: The run's settings.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The directory could not be written.
     """
     core.discard()
     scores = core.score(minibatch.rows)
@@ -93,10 +93,10 @@ def write_post_mortem(
 
 
 def write_whole(directory: Path, report: dict[str, Any], groups: Sequence[ScoredGroup]) -> None:
-    """Write a report and groups into a directory atomically, replacing an older one.
+    """Write a report and groups into a directory, which appears whole or not at all. An older one is removed first.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The directory could not be written.
     """
     aside = directory.with_suffix(".tmp")
     for leftover in (aside, directory):

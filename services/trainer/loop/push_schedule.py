@@ -2,8 +2,8 @@
 
 A push is due when the newest policy version was not pushed yet, or when a live generator does not hold it: a replica
 that starts late, or comes back, is bootstrapped without waiting for the next step. To find out, every replica is asked,
-which takes a good part of a second with hundreds of replicas. As long as it takes less than half a second, asking is
-limited to a tenth of the time.
+which takes a good part of a second with hundreds of replicas. Asking is limited to a tenth of the time or, if it takes
+more than half a second, to once in 5 seconds.
 
 The probe compares the trainer's and a generator's logprobs of a short prompt after a push. The prompt is the beginning
 of the data set, encoded for the model.
@@ -109,8 +109,7 @@ class PushSchedule:
         """Push ``policy_version`` if it was not pushed, or if a replica lacks it.
 
         Raises:
-            PushError: The replicas' probes have failed so often that the two sides must compute differently. Any other
-                failed push is tried again.
+            PushError: No replica passed the probe in 4 pushes of this version. Other failed pushes are repeated.
         """
         now = time.monotonic()
         is_new = policy_version != self._pushed_version

@@ -141,7 +141,7 @@ class Reporting:
         await self.log.event("progress", {"step": progress.step, "waiting_for": progress.waiting_for})
 
     def waited(self, waited_s: float) -> None:
-        """Record time without training. Time and tokens of a pause are left out of all durations and rates."""
+        """Record ``waited_s`` seconds without training. A pause's time and tokens count in no duration or rate."""
         num_tokens = self._intake.scored.take_arrived_tokens()
         if self._intake.pause.by is not None:
             self._step_began_at += waited_s

@@ -44,7 +44,7 @@ class Inputs:
     length: RunLength
 
     def num_rows(self, config: RunConfig) -> int:
-        """Return the rows of one pass over the data. A streamed data set counts as one pass, as in transformers."""
+        """Return the rows in one pass over the data. With streamed data, the run is one pass, as in transformers."""
         if isinstance(self.rows, PromptDataset):
             return len(self.rows)
         return max(1, BatchShape.of(config).groups(num_steps=self.length.total_steps))
@@ -109,7 +109,7 @@ async def resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots |
 
 
 async def open_log(run: RunContext, core: TrainingCore, *, is_resumed: bool) -> RunLog:
-    """Open the run's log, and remove the lines of steps that will be repeated. Watchers get a message about them."""
+    """Open the run's log, and remove the lines of steps that will be repeated. Watchers are informed of a resume."""
     run_dir = run.files.run_dir
     await run.room.write(
         lambda: (run_dir / "rollouts").mkdir(parents=True, exist_ok=True), what="its logs", where=run_dir

@@ -91,8 +91,8 @@ def make_minibatch(groups: Sequence[TrainedGroup], config: RunConfig) -> Minibat
 def step_totals(batch: Sequence[Minibatch]) -> list[StepTotals]:
     """Return the divisors of each minibatch's loss.
 
-    As in TRL, losses that are means over the tokens of a step divide by the batch's mean number of tokens per step.
-    Means over rollouts also count the truncated ones that were kept out.
+    As in TRL, dapo, cispo and vespo divide by the batch's mean number of tokens per step. Means over rollouts also
+    count the truncated rollouts that were kept out.
     """
     tokens_per_step = sum(minibatch.num_tokens for minibatch in batch) / len(batch)
     return [
@@ -112,7 +112,7 @@ def with_logprobs(
     old_logprobs: Sequence[Logprobs] | None,
     reference_logprobs: Sequence[Logprobs] | None,
 ) -> Minibatch:
-    """Return the minibatch with each row's logprobs under the old and the reference policy; None omits them."""
+    """Return the minibatch with each row's logprobs under the old and the reference policy, if given."""
     rows = minibatch.rows
     if old_logprobs is not None:
         rows = tuple(replace(row, old_logprobs=found) for row, found in zip(rows, old_logprobs, strict=True))

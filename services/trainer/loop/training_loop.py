@@ -2,7 +2,7 @@
 
     [admit] --> prompts ... scored --> [choose a batch] --> advantages --> its steps --> [push] --> generators
        ^                                                   |                                |
-       +-------------- settled: places given back ---------+                checkpoint, then ack
+       +------ settled groups make room for new ones ------+                checkpoint, then ack
 
     intake     groups: admission, arrivals, choice of batches, ledger         (trainer/intake/)
     outflow    weights: pushes and checkpoints                                (outflow.py)
@@ -97,7 +97,7 @@ class TrainingLoop:
         return self.best is not None and self.best.stops_early and self._num_steps_left() > 0
 
     async def run(self) -> Ending:
-        """Train until the last step, or until the run or this process is asked to end."""
+        """Train until the last step, or until the run or this process is asked to end. Return how training ended."""
         async with asyncio.TaskGroup() as tasks:
             self.outflow.connect(tasks, state=self._state, then=self._admit)
             reporter = tasks.create_task(self.reporting.write_progress_for_ever(), name="progress reporter")
@@ -166,7 +166,7 @@ class TrainingLoop:
     async def _next_batch(self, num_steps_left: int) -> Batch:
         """Choose the next batch.
 
-        In a run that looks for its best checkpoint, it is empty during an evaluation: the weights must not change.
+        If the run looks for its best checkpoint, the batch is empty during an evaluation: weights must not change.
         """
         if self.best is not None and self.intake.evaluations.is_running:
             return Batch((), waiting_for=self.intake.evaluations.waiting_for())

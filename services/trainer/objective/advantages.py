@@ -31,7 +31,7 @@ STD_EPSILON = 1e-4
 
 
 def combined_rewards(rewards: GroupOutcomes) -> Rewards:
-    """Return one reward per completion: the weighted sum of its reward functions.
+    """Return one reward per completion: the weighted sum of the values of its reward functions.
 
     A function that does not apply is left out of the sum. A completion is unscored (NaN) if a function failed on it, if
     no function applies to it, or if the sum is not finite.
@@ -79,8 +79,8 @@ def batch_advantages(
 
     ``scale_rewards="batch"`` divides by the std over all scored rewards of the batch, including groups of equal rewards
     (Lite PPO, arXiv 2508.08221), because std estimates of small groups are noisy. ``"normalize_then_sum"`` is GDPO
-    (arXiv 2601.05242): normalises each function's rewards within the group, sums them with their weights, and
-    normalises the sums over the batch. A function with small rewards then counts too. ``scale_rewards`` is ignored.
+    (arXiv 2601.05242): it normalises each function's rewards within the group, sums them with their weights, normalises
+    the sums over the batch, and ignores ``scale_rewards``. A function with small rewards then counts too.
     """
     if aggregation == "normalize_then_sum":
         sums_by_group = [_sum_of_normalised(rewards) for rewards in rewards_by_group]

@@ -28,7 +28,7 @@ def high_entropy_threshold(entropies_N: Tensor, *, top_entropy_quantile: float) 
     From "Beyond the 80/20 rule", arXiv 2506.01939. Quantiles are interpolated between tokens, as in torch.quantile.
 
     Args:
-        entropies_N: Entropies of all sampled tokens of the step, in nats.
+        entropies_N: Entropies of all sampled tokens of the step, in nats. Without any, the threshold is infinite.
         top_entropy_quantile: Share of the tokens to keep, 0 to 1; 0 keeps the token of highest entropy.
     """
     if entropies_N.numel() == 0:
@@ -43,7 +43,7 @@ def high_entropy_threshold(entropies_N: Tensor, *, top_entropy_quantile: float) 
 
 
 class EntropyControl:
-    """Keeps the coefficient of the entropy bonus, constant or adaptive. There is one per run, equal on all ranks."""
+    """Keeps the coefficient of the entropy bonus, constant or adaptive. Each rank has one, all with the same value."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -52,7 +52,7 @@ class EntropyControl:
 
     @property
     def applied_coef(self) -> float:
-        """The coefficient for the loss of the next step."""
+        """The coefficient for the next step's loss; if adaptive, 0 unless the last entropy is at most the target."""
         if self._config.use_adaptive_entropy and self._last_entropy > self._config.entropy_target:
             return 0.0
         return self._coef
@@ -68,7 +68,7 @@ class EntropyControl:
             self._coef = max(self._coef - self._config.entropy_coef_delta, self._config.entropy_coef_min)
 
     def metrics(self) -> dict[str, float]:
-        """Return ``entropy_coef`` for the next step; empty in a run without an entropy bonus."""
+        """Return ``entropy_coef``, even if it does not apply at present; empty in a run without an entropy bonus."""
         has_bonus = self._config.entropy_coef != 0 or self._config.use_adaptive_entropy
         return {"entropy_coef": self._coef} if has_bonus else {}
 

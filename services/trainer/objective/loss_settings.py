@@ -1,4 +1,4 @@
-"""The settings of the loss in one frozen value."""
+"""LossSettings: the options of the loss as one frozen value, made from a run's config."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -29,7 +29,7 @@ class LossSettings:
     off_policy_mask_threshold: float | None = None
     has_entropy_bonus: bool = False
     corrects: bool = True
-    """``vllm_importance_sampling_correction``."""
+    """Whether generator-to-trainer weights correct the loss (``vllm_importance_sampling_correction``)."""
     correction_mode: CorrectionMode = "sequence_mask"
     correction_min: float | None = None
     correction_max: float | None = 3.0

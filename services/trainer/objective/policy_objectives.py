@@ -114,9 +114,8 @@ def vespo_weights(
 ) -> Tensor:
     """Return ``phi(w) = e^lambda w^k e^(-lambda w)``, which is 1 at w = 1, in the shape of the advantages.
 
-    w is the ratio of the completion's probability under the policy in training to that under the policy that sampled.
-    It is a product over tokens and includes the generator-to-trainer correction. k and lambda depend on the advantage's
-    sign.
+    w is the completion's probability under the policy in training, divided by its probability under the policy that
+    sampled: a product over tokens, with the generator-to-trainer correction. The advantage's sign selects k and lambda.
     """
     log_w_B1 = (log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * mask_BT).sum(1, keepdim=True)
     if correction_BT is not None:

@@ -157,7 +157,7 @@ def _combine(name: str, mine: float, theirs: float) -> float:
 
 
 def count_terms(is_true: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Count all terms, and those for which ``is_true`` holds: tokens if its shape is (B, T), completions if (B, 1)."""
+    """Return the numbers of all and of true terms: tokens if ``is_true`` is (B, T), completions if it is (B, 1)."""
     counts = mask_BT.amax(1, keepdim=True) if is_true.shape[1] == 1 else mask_BT
     return counts.sum(), (is_true * counts).sum()
 
@@ -170,7 +170,7 @@ def true_shares(is_true: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def mismatch_values(difference_N: Tensor) -> Values:
-    """Return sums of the trainer's and generator's mismatch, over the N tokens whose generator logprob is known."""
+    """Return statistics of pi_old / pi_gen over the N tokens with a known generator logprob; empty if N is 0."""
     if not difference_N.numel():
         return {}
     difference_N = difference_N.double()

@@ -41,7 +41,7 @@ def compile_layers(lm: Any, config: RunConfig, *, device: torch.device) -> None:
 
 
 def _try_backend(options: dict[str, Any], device: torch.device) -> None:
-    """Compile a small function, so that a missing compiler is reported before training."""
+    """Compile a small function, so that a missing compiler is reported before training, as a UserError."""
 
     def line(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1

@@ -22,7 +22,7 @@ class NonFiniteError(HeadraceError):
     def __init__(self, message: str, *, row_indices: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.row_indices = row_indices
-        """Indices of the faulty rows among this rank's; empty if unknown, or if they are another rank's."""
+        """Indices of the faulty rows, among all rows if LeadCore raised it, else this rank's; empty if unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class PerTokenArrays:
 
 @dataclass(frozen=True)
 class AccumulateStats:
-    """Loss statistics and counts of one call of `PolicyCore.accumulate`. All but ``per_token`` cover all ranks."""
+    """Loss statistics and counts of one `accumulate` over all ranks. PolicyCore's ``per_token`` has one rank's rows."""
 
     token_stats: TokenStats
     num_rows: int
@@ -58,7 +58,7 @@ class AccumulateStats:
     num_pass_tokens: int
     """Tokens that went through the model."""
     per_token: Mapping[int, PerTokenArrays] = field(default_factory=dict[int, PerTokenArrays])
-    """Arrays of the requested rows of this rank, by row index."""
+    """Arrays of the requested rows, by row index: of this rank from PolicyCore, of all ranks from LeadCore."""
 
 
 @dataclass(frozen=True)

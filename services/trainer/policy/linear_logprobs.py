@@ -1,8 +1,8 @@
 """Computes log-probabilities and entropies from hidden states: the last projection fused with its softmax, in tiles.
 
-    hidden_MH, weight_VH --> tile of logits (rows x vocabulary) --> running sums --> logprobs_M, entropies_M
+    hidden_MH, weight_VH --> tile of logits (positions x vocabulary) --> running sums --> logprobs_M, entropies_M
                                     |
-                                    +-- recomputed in the backward pass, and turned into its gradient in place
+                                    +-- the backward pass computes the tile again, then replaces it by the gradient
 
 Logits exist one tile at a time, never as ``M x V``. Sums are at least float32, whatever the inputs' dtype; products of
 bfloat16 numbers are accumulated in float32. The model's scale and cap of its logits and the sampling temperature are
@@ -10,7 +10,7 @@ included, so that the result is comparable with the generator's logprobs. The ot
 min_p, repetition_penalty) are left out, as in TRL. If they are set, the generator's logprobs belong to the truncated
 distribution, and the importance ratio shows the difference.
 
-    M  sampled positions       H  hidden size       V  vocabulary       RU  rows and vocabulary of a tile
+    M  sampled positions       H  hidden size       V  vocabulary       RU  positions and vocabulary of a tile
 """
 
 import math
@@ -76,15 +76,15 @@ def linear_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log p in nats of each target, with gradient, and the entropy in nats of each position's distribution.
 
-    Both are float32, or float64 if the inputs are.
+    Both are float32, or float64 if ``compute_dtype`` is.
 
     Args:
         hidden_MH: Hidden states before the last projection, at the positions that predict the targets.
         weight_VH: Weight of the last projection.
-        targets_M: Token ids.
-        bias_V: Bias of the last projection.
-        transform: The map from projection to softmax.
-        compute_dtype: Dtype that the factors of the products are rounded to; by default that of ``hidden_MH``.
+        targets_M: One token id per position.
+        bias_V: Bias of the last projection, if it has one.
+        transform: Scale, cap and temperature of the logits.
+        compute_dtype: Dtype that the factors of the products are rounded to; by default the dtype of ``hidden_MH``.
         with_entropy_grad: Whether the entropies carry gradient too.
 
     Raises:
@@ -192,7 +192,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """The logits of some rows and tokens, after scale, cap and temperature. The next tile overwrites ``z_RU``."""
+    """Logits of some positions for some tokens, after scale, cap and temperature. The next tile overwrites ``z_RU``."""
 
     rows: slice
     columns: slice
@@ -282,5 +282,5 @@ def _corner(buffer: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _row_dots(left_RU: Tensor, right_RU: Tensor) -> Tensor:
-    """Return the dot product of each pair of rows, without storing the elementwise product."""
+    """Return the dot product of each row with the same row of the other tensor, without storing all the products."""
     return torch.bmm(left_RU[:, None, :], right_RU[:, :, None])[:, 0, 0]

@@ -1,11 +1,11 @@
-"""LoRA (arXiv 2106.09685) through PEFT: a frozen base, and two small trained matrices beside each linear layer.
+"""LoRA (arXiv 2106.09685) through PEFT: a frozen base, and two small trained matrices beside linear layers.
 
     x --+--W (frozen, in the run's dtype)-----------------+--> W x + (alpha / r) B (A x)
         +--A (r x in, float32)--> --B (out x r, float32)--+
 
 B starts at 0, so policy version 0 is the base itself. Only adapters are trained, pushed, saved in checkpoints and
-exported, with the names of PEFT's files. The base is loaded from the run's ``model`` each time. The reference of the KL
-term is the same model with its adapters off, so no second copy exists.
+exported, with the names of PEFT's files. At every start, the base is loaded from the run's ``model``. The reference of
+the KL term is the same model with its adapters off, so no second copy exists.
 
 The last projection and the embeddings get no adapters: the projection is fused with the loss (linear_logprobs.py) and
 never runs as a layer.
@@ -42,7 +42,7 @@ def add_adapters(lm: Any, config: RunConfig) -> None:
     A model on the meta device gets adapters on the meta device.
 
     Raises:
-        UserError: ``lora_target_modules`` names anything but a linear layer of the model; the message lists these.
+        UserError: ``lora_target_modules`` names anything but a linear layer of the model, or the model has none.
     """
     from peft import inject_adapter_in_model
 
@@ -127,7 +127,7 @@ def write_adapters(tensors: dict[str, Tensor], directory: Path) -> None:
 
 
 def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:
-    """Write the files needed to load adapters, beside their weights: their config and, if given, the tokenizer.
+    """Write the adapters' config and, if given, the tokenizer to the directory: loading needs them beside the weights.
 
     Raises:
         OSError: A file could not be written.
@@ -214,7 +214,7 @@ def fingerprint(lm: Any, *, dtype: torch.dtype | None = torch.bfloat16) -> int:
 
 
 def linear_layers(lm: Any) -> set[str]:
-    """Return the names of the layers that can have adapters: the language model's, without the last projection."""
+    """Return the names of the layers that can have adapters: linear ones of the decoder, not the last projection."""
     prefix = _decoder_prefix(lm)
     return {name for name in _all_linear(lm) if name.startswith(prefix)}
 
@@ -227,22 +227,20 @@ def _all_linear(lm: Any) -> set[str]:
 
 
 def _decoder_prefix(lm: Any) -> str:
-    """Return the prefix of the names of the language model's layers; an empty string if there is nothing else."""
+    """Return the prefix of the names of the decoder's layers, such as ``model.``; empty if ``lm`` is the decoder."""
     decoder = lm.get_decoder()
     return next((f"{name}." for name, module in lm.named_modules() if name and module is decoder), "")
 
 
 def _outside_decoder(lm: Any) -> str | None:
-    """Return PEFT's ``exclude_modules``: a pattern for all layers outside the decoder, such as a vision tower's, some
-    of which have the same names; None if no linear layer is there.
-    """
+    """Return PEFT's ``exclude_modules``: a pattern of layers outside the decoder; None if no linear layer is there."""
     if _all_linear(lm) == linear_layers(lm):
         return None
     return rf"(?!{re.escape(_decoder_prefix(lm))}).*"
 
 
 def _targets(lm: Any, wanted: list[str] | None) -> list[str]:
-    """Return the names of the layers that get an adapter: ``wanted``, or all linear layers, like PEFT's all-linear."""
+    """Return the names, such as ``q_proj``, of the layers that get adapters: ``wanted``, or else all linear layers."""
     layers = linear_layers(lm)
     names = sorted({name.rpartition(".")[2] for name in layers})
     if not names:

@@ -27,7 +27,7 @@ class TrainRow:
     ``loss_mask`` is 1 exactly on the tokens that the policy sampled. Every ``*_logprobs`` has one entry per such token.
 
     Raises:
-        ValueError: The arrays have inconsistent sizes, or the first token is marked as sampled. Nothing predicts it.
+        ValueError: The arrays' sizes do not match, no token is marked as sampled, or the first is: nothing predicts it.
     """
 
     token_ids: Ids
@@ -72,7 +72,7 @@ class TrainRow:
 
     @property
     def num_sampled(self) -> int:
-        """Number of tokens in the loss."""
+        """Number of sampled tokens, all of which are in the loss."""
         return int(self.generator_logprobs.size)
 
 
@@ -89,7 +89,7 @@ def needs_backward(row: TrainRow, config: RunConfig, *, has_router_loss: bool) -
 class Microbatch:
     """Arrays of one forward pass over packed rows, and the places of their sampled tokens in the loss.
 
-    Row ``b`` of the loss is ``row_indices[b]`` of the given rows; its sampled tokens are ``[b, :n_b]``.
+    Row ``b`` of the loss is the training row ``row_indices[b]``. Its ``n`` sampled tokens are at ``[b, :n]``.
     """
 
     row_indices: tuple[int, ...]
@@ -107,7 +107,7 @@ class Microbatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that go through the model."""
+        """Number of tokens that go through the model, including prompts."""
         return int(self.input_ids_N.size)
 
 

@@ -25,7 +25,7 @@ def attention_name(config: RunConfig, *, device: torch.device) -> str:
     """Return transformers' name for the attention that the run asks for.
 
     ``auto`` and ``sdpa`` are implemented in varlen_attention.py. ``sdpa`` computes row by row. ``auto`` uses torch's
-    flash attention over packed rows on a GPU in bfloat16, and computes row by row otherwise.
+    flash attention over packed rows in bfloat16 on a GPU that has it, and otherwise computes row by row.
 
     Raises:
         UserError: This device or dtype does not support that attention.
@@ -72,7 +72,7 @@ def backbone(lm: Any) -> Any:
 
 
 def turn_dropout_off(lm: Any) -> None:
-    """Set every dropout rate to 0, in modules and as plain numbers, and put the model in evaluation mode."""
+    """Set every dropout rate to 0, in dropout modules and in attributes, and put the model in evaluation mode."""
     lm.eval()
     for module in cast(nn.Module, lm).modules():
         for name, value in vars(module).items():

@@ -38,15 +38,15 @@ Logprobs = npt.NDArray[np.float64]
 
 
 def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bool, packing: bool) -> None:
-    """Turn packing off on this module, and log a warning, if packing changes what the module computes.
+    """Turn packing off, or fused attention, if it changes the logprobs of this module, and log a warning.
 
     With several ranks, call it on all of them: each makes the same passes and comes to the same result.
 
     Args:
         module: The policy, ready to compute.
         device: The module's device.
-        is_rounded: Whether its weights are rounded to bfloat16, so that results cannot agree exactly.
-        packing: Whether the run asks for packing.
+        is_rounded: Whether the module's weights are rounded to bfloat16, so that results cannot agree exactly.
+        packing: Whether the run asks for packing; if not, packing is turned off.
 
     Raises:
         UserError: A single row gives other logprobs than the model's own forward, or NaN or infinite ones.
@@ -79,7 +79,7 @@ def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bo
 def _settle_alone(module: PolicyModule, own: list[Logprobs], device: torch.device, tolerance: float) -> None:
     """Turn packing off, and choose the first attention that gives the model's own logprobs on single rows.
 
-    transformers' sdpa is wrong for capped scores.
+    transformers' sdpa is wrong for capped scores. Raises UserError if no attention fits.
     """
     difference = np.inf
     for attention in module.attentions():

@@ -196,7 +196,7 @@ class PolicyCore:
         """Clip the accumulated gradients, and take one optimizer step.
 
         Args:
-            total_steps: Optimizer steps in the run from now on, for the learning-rate schedule; as before if left out.
+            total_steps: Optimizer steps of the whole run, for the learning-rate schedule; None if unchanged.
 
         Raises:
             NonFiniteError: A gradient is not finite. Weights and optimizer are unchanged; the gradients are discarded.
@@ -243,7 +243,7 @@ class PolicyCore:
         The directory must exist. Training may continue as soon as this returns.
 
         Raises:
-            OSError: The state could not be written. The future may raise it too.
+            OSError: From the future, if a rank could not write.
         """
         return self._state.begin_save(
             directory,
@@ -281,7 +281,7 @@ class PolicyCore:
         self._follow_schedule_of(self._total_steps)
 
     def take_weights(self, directory: Path) -> None:
-        """Load only the weights of a checkpoint, a transformers model or a PEFT adapter.
+        """Load only weights, from the files of a checkpoint, of a transformers model or of a PEFT adapter.
 
         Raises:
             HeadraceError: The directory belongs to another model.
@@ -313,7 +313,7 @@ class PolicyCore:
             group["lr"] = base_lr * factor(self._scheduler.last_epoch)
 
     def _clip(self, max_norm: float) -> float:
-        """Scale the gradients down to ``max_norm``, and return their previous norm, over all ranks."""
+        """Scale the gradients down to a norm of at most ``max_norm`` over all ranks, and return the norm before."""
         parameters = list(self._parameters.values())
         for parameter in parameters:
             if parameter.grad is None:

@@ -1,8 +1,7 @@
 """The policy as a transformers model: loads it, names its tensors as on the hub, saves it.
 
-The seam to transformers: apart from the forward pass, the core touches transformers only here. Trained weights are
-float32 whatever the run's dtype, because a reinforcement-learning update is often smaller than half a unit in the last
-place of bfloat16, and would be lost. Weights are loaded only from safetensors, never from a pickle.
+Trained weights are float32 whatever the run's dtype, because a reinforcement-learning update is often smaller than half
+a unit in the last place of bfloat16, and would be lost. Weights are loaded only from safetensors, never from a pickle.
 """
 
 import json
@@ -30,9 +29,9 @@ def load_policy(
 
     Args:
         model: Directory or hub id.
-        revision: Revision on the hub.
-        device: Device to load to.
-        dtype: Dtype of the weights.
+        revision: Revision on the hub; None for the main branch.
+        device: Device that gets the weights.
+        dtype: Dtype of the loaded weights, whatever the files have.
         quantization: transformers' quantisation config, for a frozen base (run_models.py).
 
     Raises:
@@ -117,10 +116,10 @@ def dtype_of(name: str, own: torch.dtype, *, run: torch.dtype, exact: Container[
     """Return the dtype in which a weight is pushed and saved.
 
     Args:
-        name: Its name in the model.
-        own: Its dtype in the model.
+        name: The weight's name in the model.
+        own: The weight's dtype in the model.
         run: The run's dtype.
-        exact: Result of `exact_weights`.
+        exact: The names that `exact_weights` returned.
     """
     return run if own.is_floating_point and name not in exact else own
 
@@ -135,7 +134,7 @@ def in_dtype(policy: Any, run: torch.dtype) -> dict[str, Tensor]:
 
 
 def save_policy(policy: Any, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write a directory that ``from_pretrained`` loads, with the model's own weights in ``dtype``.
+    """Write the model to a directory that ``from_pretrained`` loads, in ``dtype`` except for `exact_weights`.
 
     Raises:
         OSError: The directory could not be written.
@@ -176,7 +175,7 @@ def save_tensors(policy: Any, tensors: Mapping[str, Tensor], directory: Path) ->
 
 
 def save_description(policy: Any, tokenizer: Any | None, directory: Path) -> None:
-    """Write the files that are needed to load float32 weights: config, generation config, tokenizer.
+    """Write the files that are needed beside weights to load them: the configs and, if given, the tokenizer.
 
     Raises:
         OSError: A file could not be written.

@@ -3,10 +3,10 @@
     | row | row row | ... --backbone, each row for itself--> hidden states --sampled positions--> fused last projection
 
 The last projection runs inside ``forward``, so that FSDP gathers tied embeddings once for both of their uses. This
-module decides attention, precision and recomputation. It does not compute the policy loss. Creating it reads no
-weights, which may not be loaded yet.
+module decides attention, precision and recomputation. It does not compute the policy loss. Creating a PolicyModule
+reads no weights, which may not be loaded yet.
 
-In bfloat16 this is autocast: weights, and sums over tokens, are float32; products are of bfloat16 numbers. If the
+A run in bfloat16 uses autocast: weights, and sums over tokens, are float32; products are of bfloat16 numbers. If the
 weights are sharded, FSDP's mixed precision may pass bfloat16 copies, and autocast has nothing left to cast.
 
     N  tokens in all rows       M  sampled tokens among them       H  hidden size
@@ -47,7 +47,7 @@ class PolicyModule(nn.Module):
             would disagree on the same weights, and the importance ratio would measure noise.
         config: The run's config.
         device: Device that the module will compute on.
-        is_frozen: Whether the module is never trained, as a reference model.
+        is_frozen: Whether the module is a reference model, which is never trained.
         is_alone: Whether a single rank trains the module.
 
     Raises:

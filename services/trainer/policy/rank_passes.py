@@ -1,6 +1,6 @@
 """One rank's passes over the rows of one call, to score rows or to learn from them.
 
-    rows --plan()--> slots: which rows in which pass; planned here for one rank, by the lead for several (rank_plan.py)
+    rows --plan()--> slots: which rows in which pass; planned here for one rank, in lead_core.py for several
     rows, slots --score()--> logprobs and entropies of each row, without gradient
     token ids --probe()--> logprobs, compared with the generators' after a push
     rows, slots --learn()--> gradients of the rows' part of the step's loss, and this rank's statistics
@@ -82,7 +82,7 @@ class RankPasses:
         return self._policy.router_aux_loss_coef != 0
 
     def plan(self, rows: Sequence[TrainRow], *, learns: bool) -> Sequence[Slot]:
-        """Return the passes over the rows if there is only one rank.
+        """Plan the passes over the rows, and return their slots. Only for a single rank.
 
         Args:
             rows: All rows.
@@ -104,7 +104,7 @@ class RankPasses:
 
     @torch.no_grad()
     def score(self, rows: Sequence[TrainRow], slots: Sequence[Slot], *, reference: Reference | None) -> list[Scores]:
-        """Return the policy's, and if given the reference's, logprobs of each row, in the order of the rows."""
+        """Return, for each row in order, logprobs under the policy and, if given, the reference, and entropies."""
         scores: dict[int, Scores] = {}
         for slot in slots:
             mine = row_pass(self._policy, rows, slot.row_indices, device=self._device)
@@ -197,7 +197,7 @@ class RankPasses:
     def _learn_slot(
         self, rows: Sequence[TrainRow], slot: Slot, totals: StepTotals, kept: _KeptTokens, entropy_coef: float
     ) -> tuple[RowPass, TokenStats]:
-        """Make one forward pass, and the backward pass if the slot needs it."""
+        """Make one forward pass, and the backward pass if the slot needs it. A slot without rows has no statistics."""
         has_bonus = self._settings.has_entropy_bonus
         with torch.set_grad_enabled(slot.needs_backward):
             done = row_pass(

@@ -1,13 +1,13 @@
 """Distributes the rows of a step over training ranks and forward passes, balanced by tokens. Pure.
 
-             pass 0          pass 1          pass 2 (no backward)
+             pass 0          pass 1          pass 2 (no backward)        numbers: indices of rows
     rank 0   [ 7 3 ]         [ 1 9 ]         [ 4 ]
     rank 1   [ 8 ]           [ 0 2 ]         [ ]         an empty pass: no rows, but it takes part
 
 Sharded ranks meet in every layer of every pass. All of them therefore make the same number of passes, with a backward
 pass at the same places, and each pass takes as long as its fullest rank. Hence two rules: as few passes as the token
 budget allows, and equally full ranks within each pass. Rows are dealt longest first to the emptiest bin (LPT, Graham
-1969: at most 4/3 of the best maximum). Bins of similar size then form a pass.
+1969: the fullest bin is at most 4/3 as full as in the best deal). Bins of similar size then form a pass.
 """
 
 import heapq
@@ -68,9 +68,9 @@ _Row = tuple[int, int]
 def _balanced_bins(
     rows: Sequence[_Row], num_ranks: int, max_tokens: int, max_rows: int | None
 ) -> list[tuple[_Row, ...]]:
-    """Put the rows into bins of at most ``max_tokens``, in the smallest multiple of ``num_ranks`` bins that works.
+    """Put the rows into bins of at most ``max_tokens`` and ``max_rows``. A row that is too long gets its own bin.
 
-    A longer row gets a bin of its own. Some bins may be empty.
+    The number of bins is the smallest multiple of ``num_ranks`` that suffices. Some bins may be empty.
     """
     longest_first = sorted(rows, key=lambda row: (-row[0], row[1]))
     too_long = [(row,) for row in longest_first if row[0] > max_tokens]

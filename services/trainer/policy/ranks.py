@@ -58,7 +58,7 @@ class SingleRank:
     mesh = None
 
     def gather(self, array: Floats) -> list[Floats]:
-        """Return this rank's array as the only one."""
+        """Return a list with only this rank's array."""
         return [array]
 
 

@@ -44,7 +44,7 @@ class FrozenReference:
 
     @torch.no_grad()
     def after_step(self, policy: PolicyModule, policy_version: int) -> None:
-        """Move towards the policy every ``ref_model_sync_steps``. Both are sharded alike; a rank updates its shards."""
+        """With ``sync_ref_model``, move towards the policy every ``ref_model_sync_steps`` steps, shard by shard."""
         if not self._sync_steps or policy_version % self._sync_steps:
             return
         for mine, theirs in zip(self.module.parameters(), policy.parameters(), strict=True):

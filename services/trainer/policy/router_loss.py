@@ -2,9 +2,9 @@
 
     router logits of every layer --transformers' load_balancing_loss_func--> one number per pass
 
-``num_experts * sum over experts of (tokens sent to it / tokens) * (mean probability of it)``, over the tokens of all
-layers together: Switch Transformer, arXiv 2101.03961, equations 4 to 6. Whether it is used, and its
-coefficient, is decided as in TRL's GRPOTrainer.
+``num_experts * sum over experts of (share of tokens sent to the expert) * (mean probability of the expert)``, over the
+tokens of all layers together: Switch Transformer, arXiv 2101.03961, equations 4 to 6. Whether the loss is used, and
+with which coefficient, is decided as in TRL's GRPOTrainer.
 """
 
 import importlib
@@ -46,7 +46,7 @@ def router_loss(lm: Any, router_logits: tuple[Tensor, ...] | None) -> Tensor:
 
     Args:
         lm: The model.
-        router_logits: Router logits of the pass, one (tokens x experts) tensor per layer.
+        router_logits: Router logits of the pass, one (tokens x experts) tensor per layer; None if the model has none.
 
     Raises:
         UserError: The model did not return its router logits, or its config lacks the number of experts.
@@ -90,7 +90,7 @@ def add_router_loss(
 
 
 def _num_experts(of_model: Any) -> int:
-    """Return the number of experts to balance. Configs have two names for it; dense members of a family have 0."""
+    """Return the number of experts to balance; 0 for a dense model, or for a type with a balancing loss of its own."""
     if of_model.model_type in _OF_ANOTHER_KIND:
         return 0
     names = ("num_experts", "num_local_experts")

@@ -33,7 +33,7 @@ class RowPass:
     """Load-balancing loss of the experts over the pass's tokens, if requested."""
 
     def by_row(self, *tensors_BT: Tensor) -> list[tuple[TokenArray, ...]]:
-        """Return, for each row, the entries of the tensors at its sampled tokens, as numpy arrays."""
+        """Return a tuple for each row: every tensor's entries at the row's sampled tokens, as numpy arrays."""
         seen = torch.stack([tensor_BT.detach().float() for tensor_BT in tensors_BT]).cpu().numpy()
         return [tuple(array_BT[b][mask_T] for array_BT in seen) for b, mask_T in enumerate(self.microbatch.mask_BT)]
 
@@ -117,7 +117,7 @@ def advantages_in_rows(rows: Sequence[TrainRow], *, device: torch.device) -> Ten
 
 
 def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
-    """Return the indices of the pass's rows with NaN or infinite values; all of them if no row has one by itself."""
+    """Return the indices of the pass's rows with NaN or infinite values; of all its rows if none has such a value."""
     indices = done.microbatch.row_indices
     seen = done.by_row(done.logprobs_BT, done.entropies_BT)
     faulty = [

@@ -1,12 +1,12 @@
 """Shards a policy over the training ranks with FSDP2: each decoder layer, then the rest.
 
     rank 0   reads the weights to the CPU --+
-    rank 1   a model without weights       -+-- layer: fully_shard --> DTensors, 1/N of every weight on each rank
-    rank 2   a model without weights       -+-- one weight at a time: broadcast, each rank keeps its part
+    rank 1   builds it without weights     -+-- layer: fully_shard --> DTensors, 1/N of every weight on each rank
+    rank 2   builds it without weights     -+-- one weight at a time: broadcast, each rank keeps its part
 
 Only the first rank ever holds the whole model, on the CPU, until its weights are distributed. The shards are float32
 master weights. If the run computes in bfloat16, layers are gathered in bfloat16, rounded as autocast would round them
-(policy_module.py). Embeddings and the last projection are gathered in float32, because they may be needed in it.
+(policy_module.py). Embeddings and the last projection are gathered in float32: ``cast_lm_head_to_fp32`` may need it.
 Gradients are summed in float32 over the ranks, not averaged: the losses are already normalised (loss.py).
 """
 

@@ -33,7 +33,7 @@ class TrainedWeights(Protocol):
         ...
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:
-        """Write the files that are needed to load a weights file: its config and, if given, the tokenizer."""
+        """Write the files that are needed to load the saved weights: the config and, if given, the tokenizer."""
         ...
 
     def numbers(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class AdapterWeights:
     Args:
         lm: A model with adapters.
         base: `lora.base_hashes` of the frozen weights, the same on all ranks.
-        model: The run's name for the base model.
+        model: The run's ``model``, for error messages.
     """
 
     def __init__(self, lm: Any, *, base: dict[str, int], model: str) -> None:

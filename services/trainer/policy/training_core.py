@@ -35,7 +35,7 @@ class TrainingCore(Protocol):
         ...
 
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
-        """Return the logprob of every token but the first, at temperature 1."""
+        """Return the logprob of every token but the first, at temperature 1, with the current weights."""
         ...
 
     def accumulate(
@@ -49,7 +49,7 @@ class TrainingCore(Protocol):
         ...
 
     def step(self, total_steps: int | None = None) -> StepStats:
-        """Clip the accumulated gradients, and take one optimizer step of a run that has ``total_steps`` from now on."""
+        """Clip the gradients and take an optimizer step. ``total_steps``: steps of the whole run; None if unchanged."""
         ...
 
     def grad_norm(self) -> float:
@@ -61,7 +61,7 @@ class TrainingCore(Protocol):
         ...
 
     def named_weights(self) -> Iterable[tuple[str, Any]]:
-        """Yield the weights to push, by name, in fixed order."""
+        """Yield the name and the tensor of each weight to push, in fixed order."""
         ...
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":

@@ -5,7 +5,7 @@
 
 Without a fused kernel for packed rows, neighbours of equal length are computed in one call.
 
-A model selects it by name (``PACKED``). It gets the row boundaries as transformers passes them to flash attention:
+A model selects this attention by its name (``PACKED``), and passes the row boundaries as to flash attention:
 ``cu_seq_lens_q``. transformers builds no mask for an implementation without a mask function, which saves the ``N x N``
 mask. Only this function then knows where rows end. A model that does not pass the boundaries is refused, because it
 would attend across rows.
@@ -124,7 +124,7 @@ def equal_runs(lengths: Sequence[int], *, max_scores: int) -> list[tuple[int, in
 
 
 def can_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether torch's own flash attention over packed rows can be used (torch.nn.attention.varlen)."""
+    """Return whether torch's flash attention over packed rows (torch.nn.attention.varlen) can be used here."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -163,7 +163,7 @@ def _flash(
 
 
 def _in_rows(tensor_1HND: Tensor, num_rows: int) -> Tensor:
-    """Return rows of equal length as ``(B, H, T, D)``."""
+    """Return ``num_rows`` packed rows of equal length as ``(B, H, T, D)``, a view of the tensor."""
     _, num_heads, num_tokens, size = tensor_1HND.shape
     return tensor_1HND[0].view(num_heads, num_rows, num_tokens // num_rows, size).transpose(0, 1)
 

@@ -1,10 +1,10 @@
 """Waits for the members of a push (its replicas) in each step, and finds those that are to blame when a step fails.
 
-    join, begin      all called --one fails, or time is up--> communicator closed --LEAVE_S--> the blamed replicas
-    broadcast        all asked, every second and after a failure, whether they are still in the epoch:
+    join, begin      all are called --one fails, or time is up--> communicator closed --LEAVE_S--> replicas to blame
+    broadcast        all are asked, every second and after a failure, whether they are still in the epoch:
                          a member has left (it says so, or cannot be reached): it is to blame
                          one member is silent: it is to blame
-                         several are silent: they get as long again, until only one is silent
+                         several are silent: wait as long again, or until only one is; the silent ones are to blame
 
 Closing the communicator wakes every member blocked in it, and the members get a moment to answer. The moment is needed
 because their own deadlines began when the request reached them, and gloo's deadline starts anew with each peer that
@@ -46,7 +46,7 @@ class AttemptError(PushError):
 
 
 def time_for_members(left: float) -> float:
-    """Return the timeout to give the replicas, in seconds: less than ``left``, so that their error messages arrive."""
+    """Return the timeout to give the replicas, in seconds: less than ``left``, so that their errors arrive in time."""
     return max(left - _ANSWER_S, left / 2)
 
 
@@ -113,7 +113,7 @@ async def all_stay(
     Args:
         sending: The broadcast.
         members: The replicas that receive it, by id.
-        attempted: The commit of this epoch, for ``who_left``.
+        attempted: A commit request of this epoch, for `who_left`.
         deadline: Monotonic deadline of the attempt.
         close: Closes the communicator.
 
@@ -156,7 +156,7 @@ async def who_left(members: Mapping[str, Member], attempted: CommitRequest, *, p
 
     Args:
         members: The members to ask.
-        attempted: The commit of this epoch. A member that has left refuses it, and the refusal says what happened.
+        attempted: A commit request of this epoch. A member that has left refuses it, with the reason why it left.
         patient_until: Monotonic time up to which several silent members are waited for longer.
     """
 
@@ -201,7 +201,7 @@ def _left(asked: Mapping[str, asyncio.Task[str | None]]) -> dict[str, str]:
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | str | None:
-    """Return why a task has no result. Re-raises any exception that is not a HeadraceError, because it is a bug."""
+    """Return why a task has no result, or None if it has one. Re-raises any exception but a HeadraceError: a bug."""
     if not task.done():
         return "no answer"
     if task.cancelled():

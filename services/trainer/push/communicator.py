@@ -17,7 +17,7 @@ class Communicator:
     Attributes:
         is_streamed: Whether weights go through ``broadcast``. If not, the begin request says where the generators find
             them.
-        port: Port at which the other ranks reach this one.
+        port: Port at which the other ranks reach this one, over gloo or ipc.
         nccl_unique_id: The 128 bytes, in base64, that the other ranks need to enter NCCL; None for other transports.
     """
 
@@ -47,7 +47,7 @@ class Communicator:
         """Wait until the last broadcast was received; needed only where ``broadcast`` does not wait.
 
         Raises:
-            PushError: As in ``broadcast``, whose deadline holds.
+            PushError: As in ``broadcast``; the last chunk's deadline still holds.
         """
 
     def close(self) -> None:

@@ -50,7 +50,8 @@ _ResultT = TypeVar("_ResultT")
 class CommunicatorEpochs:
     """Holds the open communicator, if there is one, and takes its members through the steps of a push.
 
-    ``join``, ``begin`` and ``broadcast`` raise AttemptError when a member fails or the deadline (monotonic) passes.
+    ``join``, ``begin`` and ``broadcast`` raise AttemptError if a member fails or the deadline (monotonic) passes.
+    ``commit`` raises it only if the deadline has passed before.
 
     Args:
         own: Versions of the trainer, sent in the join request.
@@ -103,9 +104,9 @@ class CommunicatorEpochs:
         return fleet.ready
 
     async def join(self, newcomers: Mapping[str, Member], *, weight_dir: str | None, deadline: float) -> None:
-        """Have the workers of these replicas enter the communicator, and enter it as rank 0.
+        """Have the workers of these replicas enter the communicator, while this process enters it as rank 0.
 
-        ``weight_dir`` is the directory of the run's versions, for disk.
+        ``weight_dir`` is the directory of the run's versions for disk; other transports do not use it.
         """
         communicator = self._opened()
         deadline = min(deadline, time.monotonic() + self._settings.push_timeout_s)
@@ -191,9 +192,9 @@ class CommunicatorEpochs:
         probe: Probe | None,
         deadline: float,
     ) -> tuple[dict[str, CommitReply], dict[str, str]]:
-        """Have the members load the received weights. Return their replies, and the reason of each failure.
+        """Have the members load the received weights. Return their replies and the reasons of failures, by replica id.
 
-        A member whose reply shows a wrong version or a failed probe appears in both.
+        A member whose reply shows a wrong version or a failed probe is in both.
         """
         body = CommitRequest(
             run_id=self._settings.run_id,

@@ -1,7 +1,7 @@
 """The disk transport of the weight push: writes policy versions to storage that the generators read themselves.
 
-    publish(parcel): files --> manifest, last --> place, for the begin request
-                     full ... delta, delta, delta, full ...     a chain is bounded, and smaller than a full version
+    publish(parcel): write files --> write the manifest --> return the place, for the begin request
+    versions:        full, delta, delta, delta, full, ...     at most 16 deltas, smaller together than a full one
 
 A trainer that dies before it writes the manifest leaves a directory that no replica reads, and the next trainer removes
 it. A published version is not written again, so a replica that joins late costs the trainer nothing. Names contain the
@@ -67,7 +67,7 @@ class DiskWriter:
         return newest.place if newest is not None and newest.manifest.policy_version == policy_version else None
 
     def wants_full(self, parcel: Parcel) -> bool:
-        """Return whether a full version must or should be written instead of this delta.
+        """Return whether a full version must or should be written instead of this delta; False for a full parcel.
 
         It must if the delta does not start from the newest version. It should if the chain already has ``MAX_CHAIN``
         deltas, or if the deltas together would be as large as the weights.
@@ -84,7 +84,7 @@ class DiskWriter:
         """Write all files of a version, then its manifest, and return its location.
 
         Raises:
-            PushError: It cannot be written, or it is a delta whose base is not the newest version.
+            PushError: The version cannot be written, or `wants_full` is true for the parcel.
         """
         if self.wants_full(parcel) or parcel.checksum is None:
             raise PushError("the delta does not start from the newest version on disk; a full version is needed")
@@ -118,9 +118,9 @@ class DiskWriter:
         self._published = []
 
     def remove_old(self) -> None:
-        """Remove everything that the newest versions do not need, older incarnations and incomplete versions included.
+        """Remove everything that the two newest versions do not need, including older incarnations' versions.
 
-        A removal that fails is logged; the files only cost space.
+        Incomplete versions are removed too. A removal that fails is logged; the files only cost space.
         """
         if not self._published:
             return

@@ -78,7 +78,7 @@ class GlooCommunicator(Communicator):
             raise PushError("the communicator was closed while it was formed")
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """Wait for the last chunk, then start to send this one. The next can be packed meanwhile."""
+        """Wait until the last chunk was received, then start to send this one. The next can be packed meanwhile."""
         options = c10d.BroadcastOptions()
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
         data = chunk.cpu()
@@ -132,7 +132,7 @@ class GlooCommunicator(Communicator):
         _abandoned[:] = [(g, w) for g, w in [*_abandoned, (group, work)] if not w.is_completed()]
 
     def close(self) -> None:
-        """Drop group and store; both close their sockets. Workers watch a connection to the store (gloo_wire.py)."""
+        """Drop group and store. Workers watch a connection to the store, which closes at once (gloo_wire.py)."""
         self._is_closed = True
         sending, self._sending = self._sending, None
         if sending is not None:
@@ -154,7 +154,7 @@ class IpcCommunicator(GlooCommunicator):
         self._buffer = _buffer(self._device, buffer_bytes)
 
     def export(self) -> IpcBuffer:
-        """Return a handle of the buffer for one process to map. torch counts the mappings that were returned."""
+        """Return a handle with which one process maps the buffer. torch counts the mappings that still exist."""
         storage: Any = self._buffer.untyped_storage()
         _, handle, storage_bytes, offset_bytes, counter, counter_offset, event, needs_event = storage._share_cuda_()
         return IpcBuffer(

@@ -11,8 +11,8 @@ Without a new version, a push is needed again for a replica that
     is late, came back, or missed it    --> yes
     failed                              --> after 5 s, 10 s, ... 5 min; at once with another engine
 
-Over gloo, ipc and NCCL a push goes to all members, so a replica that always fails would make all the others reload the
-weights they hold, forever. A new version is pushed to all replicas at once, including those with earlier failures.
+Over gloo, ipc and NCCL a push goes to all members. Without these pauses, a replica that always fails would make all
+others reload the weights that they hold, forever. A new version is pushed at once, also to replicas that failed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,9 +46,9 @@ def is_ready(info: ReplicaInfo, *, run_id: str) -> bool:
 
 
 def refusal(info: ReplicaInfo, *, transport: Transport, own: Abilities, dtype: str | None) -> str | None:
-    """Return why a ready replica cannot take part in a push over ``transport``, or None.
+    """Return why a ready replica cannot take part in a push over ``transport``; None if it can.
 
-    ``dtype`` is the one in which engines must hold the weights; None is not compared.
+    ``dtype`` is the dtype in which engines must hold the weights; None is not compared.
     """
     if transport not in info.transports:
         offered = ", ".join(info.transports) or "nothing"
@@ -83,7 +83,7 @@ def refusal(info: ReplicaInfo, *, transport: Transport, own: Abilities, dtype: s
 def choose_transport(wanted: WantedTransport, infos: Sequence[ReplicaInfo], own: Abilities) -> tuple[Transport, str]:
     """Return the transport of a push, and a sentence on why it was chosen.
 
-    Replicas that cannot take part in it are refused afterwards, so auto only chooses NCCL or ipc if all replicas
+    Replicas that do not support the transport are refused afterwards, so auto only chooses NCCL or ipc if all replicas
     support it.
     """
     if wanted != "auto":
@@ -115,7 +115,7 @@ def _why_no_nccl(infos: Sequence[ReplicaInfo], own: Abilities) -> str | None:
 
 
 def rank_offsets(workers: dict[str, int]) -> tuple[dict[str, int], int]:
-    """Return the rank of each replica's first worker, and the world size. Rank 0 is the trainer."""
+    """Return each replica's first rank, and the world size, from its number of workers. Rank 0 is the trainer."""
     offsets: dict[str, int] = {}
     rank = 1
     for replica_id, num_workers in workers.items():
@@ -137,7 +137,7 @@ def retry_after_s(num_failures: int) -> float:
 
 
 def lacks(info: ReplicaInfo, *, communicator_epoch: int, policy_version: int | None) -> bool:
-    """Return whether a replica does not serve the last pushed version, or is not in the epoch of that push."""
+    """Return whether a replica is outside the last push's epoch, or neither serves nor sleeps with its version."""
     if (info.epoch, info.policy_version) != (communicator_epoch, policy_version):
         return True
     return info.is_held and not info.is_asleep

@@ -1,9 +1,9 @@
 """Decides whether a push sends all weights or only changes, and writes them to storage for the disk transport.
 
-    nothing to compare with, or no comparison wanted   --> straight from the weights, no copy kept
-    push_encoding: delta                               --> deltas if every member has staged their base, else full
-    disk                                               --> deltas while the chain is short; a late member reads it all
-    disk, push_encoding: full, or adapters             --> full, from a copy that is not compared
+    gloo or nccl, push_encoding: delta       --> deltas if smaller and every member has staged their base, else full
+    any other push not over disk             --> straight from the weights, no copy kept
+    disk                                     --> deltas while the chain is short; a late member reads the whole chain
+    disk, push_encoding: full, or adapters   --> full, from a copy that is not compared
 
 ``auto`` compares only for disk. A comparison reads all weights and their copy once, at the speed of host memory. For a
 disk or an object store, that is faster than writing the bytes it saves. NCCL, and gloo within a machine, send all
@@ -61,7 +61,7 @@ class Outgoing:
         """Return a parcel of all ``weights`` with their names, dtypes and shapes. Their contents are read later.
 
         Raises:
-            PushError: They differ from the last push's, or a name occurs twice.
+            PushError: Names, dtypes or shapes changed since the last push, a name is repeated, or there are no weights.
             UnavailableError: The weights were not described within ``timeout_s``.
         """
         try:
@@ -85,7 +85,7 @@ class Outgoing:
         Args:
             whole: All weights, as ``announce`` returned them.
             transport: The transport of this attempt.
-            staged: The checksum that each member has staged.
+            staged: For each member, the checksum of the weights that it has staged; None without any.
             deadline: Monotonic deadline of the attempt.
 
         Raises:

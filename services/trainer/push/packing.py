@@ -1,4 +1,4 @@
-"""Describes the tensors of one push, packs them into chunks as vLLM's receivers expect, and computes their checksum.
+"""Describes the tensors of one push, packs them into chunks by vLLM's rule, and computes their checksum.
 
     (name, tensor), (name, tensor), ...  --digest of each-->  uint8 chunk, uint8 chunk, ...
 
@@ -44,11 +44,11 @@ class Parcel:
         announced: All parameters, as the generators hold them.
         encoding: Whether ``tensors`` are parameters ("full") or a delta for each parameter ("delta").
         tensors: Returns the tensors to send, with the names of ``announced`` and in its order. Deltas are uint8.
-        num_bytes: Total size of ``tensors``; for disk, of what was written.
+        num_bytes: Total size of ``tensors`` in bytes; 0 if the weights were on disk before.
         sizes: For deltas: size of each, in bytes; else None.
         base_checksum: For deltas: checksum of the full set they start from.
         checksum: Checksum of the full set; None if it is computed while the weights are sent.
-        place: For disk: the directory it was written to. Nothing is streamed then.
+        place: For disk: the directory of the written version. Nothing is streamed then.
     """
 
     policy_version: int
@@ -92,7 +92,7 @@ def announce(weights: NamedTensors) -> tuple[Spec, ...]:
 
 
 def difference(before: tuple[Spec, ...], now: tuple[Spec, ...]) -> str | None:
-    """Return a sentence on the first difference between two announcements, or None."""
+    """Return a sentence on the first difference between two announcements; None if they are equal."""
     earlier = {spec.name: spec for spec in before}
     names = {spec.name for spec in now}
     lost, new = sorted(earlier.keys() - names), sorted(names - earlier.keys())
@@ -120,7 +120,7 @@ def checked(weights: NamedTensors, announced: tuple[Spec, ...]) -> Iterator[tupl
     """Yield ``weights``, each compared with its announced name, dtype and shape.
 
     Raises:
-        PushError: They differ from it.
+        PushError: ``weights`` differ from the announcement.
     """
     expected = iter(announced)
     for name, tensor in weights:

@@ -1,6 +1,6 @@
 """Computes the logprobs of a short prompt that generators must reproduce if they hold the pushed weights.
 
-    trainer's weights --logprobs of a prompt--> commit body --> the engine's logprobs of it --> verified, or out
+    trainer's weights --logprobs of a prompt--> commit body --> the engine's logprobs --> agree, or replica left out
 
 The probe finds weights that were transferred correctly and loaded wrongly: a missing layer, an output head that was not
 updated, shards in the wrong places. Two versions one small optimizer step apart differ by less than the tolerance. A
@@ -27,7 +27,7 @@ _QUANTISED = 4.0
 
 
 def tolerance_of(tolerance: Tolerance, *, dtype: str, is_quantised: bool) -> float | None:
-    """Return the largest logprob difference, in nats, that rounding explains; None turns the probe off."""
+    """Return the tolerance in nats; for ``auto``, the largest difference that rounding explains. None: no probe."""
     if tolerance != "auto":
         return tolerance
     return _QUANTISED if is_quantised else _OF_DTYPE[dtype]
@@ -43,7 +43,7 @@ class Prober:
             several ranks, all of them take part.
         token_ids: The prompt; tokens after the first ``MAX_TOKENS`` are ignored.
         tolerance: Largest accepted difference between a generator's logprob and the trainer's, in nats.
-        thread: Where ``logprobs`` is called; None: in the event loop's default executor.
+        thread: Executor that calls ``logprobs``; None for the event loop's default one.
     """
 
     def __init__(

@@ -88,8 +88,8 @@ class PushResult:
     def is_confirmed(self) -> bool:
         """Whether the last attempt had members, and all of them hold the version.
 
-        Replicas outside it do not count: they were refused, left out after the first attempt, or left the run before
-        they had loaded the version.
+        A replica does not count if it was refused, was left out after the first attempt, or left the run before it had
+        loaded the version.
         """
         left_out = (self.failed.keys() - self.fleet.ready.keys()) | self.departed
         return bool(self.members) and self.failed.keys() <= left_out

@@ -14,11 +14,11 @@ class PushSettings:
         incarnation: This trainer's value of the run's incarnation counter.
         internal_key: Bearer key of the generators' weight routes.
         peers: TLS settings for calls to generators over https.
-        transport: The run's ``weight_transport``; auto is chosen anew at each push.
+        transport: The run's ``weight_transport``; auto is decided anew for each attempt of a push.
         encoding: The run's ``push_encoding``: all weights, only changes, or auto.
         weight_dir: For disk: the parent of the run's directory of versions.
         bind_address: Address of this machine that the generators can reach.
-        push_timeout_s: The run's ``push_timeout_s``, in seconds. A push has at most two attempts.
+        push_timeout_s: The run's ``push_timeout_s``, in seconds; weight_sender.py lists the deadlines that it sets.
         dtype: Dtype in which the generators' engines must hold the weights; None is not compared.
         info_timeout_s: Longest wait for a replica's state, in seconds. A replica that does not answer is left out.
         buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.

@@ -159,10 +159,10 @@ class RunReplicas:
         self._client = httpx.AsyncClient(headers=headers, limits=limits, **settings.peers.for_async_client())
 
     async def reconcile(self, *, without: Collection[str] = ()) -> Fleet:
-        """Return the members and the transport of the next push, and the replicas that it leaves out, with reasons.
+        """Return the members and the transport of the next push, and the refused replicas with reasons.
 
-        Every live replica is asked for its state, except those in ``without``. A replica is left out if it does not
-        answer within ``info_timeout_s``, or does not fit.
+        Every live replica is asked for its state, except the ones in ``without``. A replica is refused if it does not
+        answer within ``info_timeout_s`` or does not fit. While it loads its model, it is neither a member nor refused.
         """
         replicas = {name: replica for name, replica in (await self._alive()).items() if name not in without}
         answers = await asyncio.gather(*(self._info(replica) for replica in replicas.values()))

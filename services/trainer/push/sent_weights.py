@@ -2,10 +2,10 @@
 
     weights of version v --compare with the copy--> a delta for each parameter; the copy is now version v
 
-The copy is in host memory and as large as the weights in the dtype they are pushed in: 2 bytes a parameter in bfloat16.
-Only the first training rank has one. A full set is sent from the copy too, so that the weights are read once a push.
-Reading costs a gather where they are sharded. An encoding compares all elements in one pass of numpy; everything more
-expensive runs only on the changed ones.
+The copy is in host memory, and as large as the weights in the dtype of the push: 2 bytes per parameter in bfloat16.
+Only the first training rank has a copy. A full set is sent from the copy too, so that the weights are read only once
+per push: reading sharded weights costs a gather. An encoding compares all elements in one pass of numpy; everything
+more expensive runs only on the changed elements.
 """
 
 import os

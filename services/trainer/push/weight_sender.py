@@ -27,8 +27,8 @@
 The trainer computes its own logprobs of the probe before the weights are read: with several training ranks both use
 collectives, which must not run beside each other.
 
-A replica without the required version takes no prompts until a later push gives it a complete set of weights. About
-twice a second, between batches, the loop asks ``needs_push`` whether there is one (push_schedule.py). An epoch here is
+A replica without the required version takes no prompts until a later push gives it a complete set of weights. Between
+batches, the loop asks ``needs_push`` whether there is such a replica; push_schedule.py says how often. An epoch here is
 one communicator, within one incarnation of the trainer (communicator_epochs.py).
 """
 
@@ -80,9 +80,9 @@ class WeightSender:
         """Push ``policy_version`` to every live generator. A generator that fails is part of the result.
 
         Args:
-            weights: Returns all parameters, by their Hugging Face names, in the same order at every call. They must not
-                change until this method returns. Called off the event loop: it may convert each parameter.
-            policy_version: Optimizer steps contained in them.
+            weights: Returns the name and tensor of every weight to push, in the same order at each call. The weights
+                must not change until this method returns. Called off the event loop: it may convert each tensor.
+            policy_version: Optimizer steps contained in the weights.
             prober: Computes the expected logprobs of a probe prompt; None: nothing is probed.
 
         Raises:
@@ -213,7 +213,7 @@ class WeightSender:
         return self._retries.needs_push(infos, communicator_epoch=epoch, policy_version=version, now=time.monotonic())
 
     async def let_sleep(self) -> None:
-        """Have the generators on this GPU release their memory to the optimizer until the next push.
+        """Over ipc, have the generators release their GPU memory to the optimizer until the next push.
 
         Call it when nothing is left to generate before that push. A generator that fails to sleep only costs memory.
         """

@@ -28,11 +28,11 @@ class DistributedRanks:
     """Implements Ranks over torch.distributed, with messages between rank 0 and the others. `join_ranks` creates it.
 
     Args:
-        rank: Rank of this process.
+        rank: Number of this process among the ranks, from 0.
         size: Number of ranks.
-        device: Device of this rank.
+        device: GPU or CPU of this rank; it decides whether collectives use NCCL.
         store: torch.distributed store that all ranks can reach.
-        timeout_s: Deadline of a collective, in seconds.
+        timeout_s: Longest duration of a collective, in seconds.
     """
 
     def __init__(self, *, rank: int, size: int, device: torch.device, store: Any, timeout_s: float) -> None:
@@ -109,7 +109,7 @@ class DistributedRanks:
         return body.numpy().tobytes()
 
     def lost(self, doing: str, error: BaseException) -> RankLostError:
-        """Return the error to raise when torch reports a lost peer. It quotes the reason that a failed rank stored."""
+        """Return the error that reports a lost peer. It quotes the reason that a failed rank stored, or torch's."""
         cause = root_cause(read_words(self._store, num_ranks=self.size), {})
         return RankLostError(f"training rank {self.rank} lost the others while {doing}: {cause or first_line(error)}")
 

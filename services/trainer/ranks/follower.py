@@ -2,7 +2,7 @@
 
     rank 0 --command--> [PolicyCore] --done, or why not--> rank 0
 
-A follower does not use Redis and does not see groups. It exits when rank 0 reports the end of the run. If rank 0
+A follower does not use Redis and does not see prompt groups. It exits when rank 0 reports the end of the run. If rank 0
 disappears, it exits so that it can be started again: at once if the connection closes, after ``_SILENCE_S`` if rank 0
 is silent. It ignores SIGTERM, because rank 0 may need all ranks for a last checkpoint.
 """
@@ -83,11 +83,7 @@ def follow(ranks: DistributedRanks) -> None:
 
 
 class Follower:
-    """Executes rank 0's commands on this rank's PolicyCore.
-
-    Args:
-        ranks: The group of ranks.
-    """
+    """Executes rank 0's commands on this rank's PolicyCore, which the command Build creates."""
 
     def __init__(self, ranks: DistributedRanks) -> None:
         self._ranks = ranks

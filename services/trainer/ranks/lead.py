@@ -58,16 +58,16 @@ class Lead:
         *,
         row_indices: Sequence[tuple[int, ...]] | None = None,
     ) -> tuple[_ResultT, list[Done]]:
-        """Have each rank execute its command, and ``own`` on this rank. Return rank 0's result and the other answers.
+        """Have the other ranks execute their commands, and call ``own``. Return the result of ``own`` and the answers.
 
         Args:
-            commands: One command for each rank.
-            own: Executes rank 0's command.
+            commands: One command for each rank, including rank 0.
+            own: Executes rank 0's command in this process.
             row_indices: For each rank, the indices of its rows among all rows. If given, a NonFiniteError names the
                 rows of all ranks.
 
         Raises:
-            HeadraceError: A rank failed.
+            HeadraceError: A rank failed. If it failed with an OSError, an OSError is raised.
             RankLostError: A rank is gone, or was late.
         """
         with self._own_turn(timeout_s=self.ranks.timeout_s):

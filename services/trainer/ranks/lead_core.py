@@ -54,9 +54,9 @@ class LeadCore:
     Args:
         config: The run's settings.
         model_dir_or_id: Directory or hub id of the initial weights.
-        total_steps: Optimizer steps in the run.
+        total_steps: Optimizer steps of the whole run, for the learning-rate schedule.
         lead: Sends commands to the other ranks.
-        bucket_bytes: Size of a bucket of gathered weights.
+        bucket_bytes: Size at which a bucket of gathered weights is full, in bytes.
 
     Raises:
         UserError: The model cannot be used; the message says why.
@@ -133,7 +133,7 @@ class LeadCore:
     ) -> AccumulateStats:
         """Split the rows over the ranks; each rank adds the gradients of its rows to the gradients of the next step.
 
-        Ends the current reading of ``named_weights``. Arguments and errors are as in PolicyCore.
+        An unfinished iteration over ``named_weights`` ends with a PushError. Arguments and errors are as in PolicyCore.
         """
         self.named_weights.void()
         shares = self._split(rows, learns=True)
@@ -158,7 +158,7 @@ class LeadCore:
         return dataclasses.replace(stats, per_token=merged)
 
     def step(self, total_steps: int | None = None) -> StepStats:
-        """Take one optimizer step on all ranks. Ends the current reading of ``named_weights``."""
+        """Take a step on all ranks (see `PolicyCore.step`). Iterations over ``named_weights`` end with a PushError."""
         self.named_weights.void()
         commands: list[Command] = [Step(total_steps)] * self._lead.num_ranks
         stats, _ = self._lead.together(commands, lambda: self._core.step(total_steps))
@@ -215,9 +215,9 @@ class LeadCore:
 
 
 class GatheredWeights:
-    """Iterates over the weights to push, and gathers them from all ranks meanwhile. Each call starts a new reading.
+    """Iterates over the weights to push, and gathers them from all ranks meanwhile. Each call starts a new iteration.
 
-    If another reading or a step begins, an earlier reading ends with a PushError: its push was given up.
+    If another iteration, `accumulate`, a step or a load begins, an earlier iteration ends with a PushError.
     """
 
     def __init__(self, buckets: WeightBuckets, gather: Callable[[int], dict[str, Tensor]]) -> None:
@@ -226,7 +226,7 @@ class GatheredWeights:
         self._reading = 0
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """Start a new reading: yield the name and the whole tensor of each weight, gathered bucket by bucket."""
+        """Start a new iteration: yield the name and the whole tensor of each weight, gathered bucket by bucket."""
         self._reading += 1
         return self._read(self._reading)
 
@@ -235,7 +235,7 @@ class GatheredWeights:
         return self._buckets.described()
 
     def void(self) -> None:
-        """End the current reading: it raises PushError before its next bucket."""
+        """Make an unfinished iteration raise PushError before its next bucket."""
         self._reading += 1
 
     def _read(self, reading: int) -> Iterator[tuple[str, Tensor]]:

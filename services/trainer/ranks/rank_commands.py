@@ -98,7 +98,7 @@ class ScoreProbe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Command: make an optimizer step with the accumulated gradients (PolicyCore.step)."""
+    """Command: take an optimizer step with the accumulated gradients. ``total_steps`` is as in PolicyCore.step."""
 
     total_steps: int | None = None
 
@@ -174,7 +174,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Answer: the command failed, and left this rank unchanged."""
+    """Answer: the command failed with a HeadraceError or an OSError."""
 
     error: str
     """Name of the exception class."""

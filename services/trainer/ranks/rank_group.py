@@ -59,8 +59,8 @@ def die_with_launcher() -> None:
 def warn_of_little_locked_memory(environment: Mapping[str, str], *, devices: Path = Path("/dev/infiniband")) -> None:
     """Log a warning if NCCL would use RDMA here and this process may not lock unlimited memory.
 
-    RDMA pins memory, so NCCL would fail later. Containers do not run as root, so they have no capability to lift the
-    limit: it must be raised on the machine.
+    RDMA pins memory, so NCCL would fail later. Containers do not run as root, so they cannot lift the limit: it must be
+    raised on the machine. Only the first rank of each machine logs it.
     """
     if environment.get("NCCL_IB_DISABLE") == "1" or environment.get("LOCAL_RANK", "0") != "0":
         return

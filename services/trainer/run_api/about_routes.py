@@ -51,7 +51,7 @@ def _runs_disk(runs_dir: Path, run_dirs: list[Path]) -> RunsDisk:
 
 
 def _newest_checkpoint_bytes(run_dir: Path) -> int:
-    """Return the size in bytes of the run's newest complete checkpoint; 0 without one."""
+    """Return the size in bytes of the run's newest complete checkpoint; 0 without one, or while it is replaced."""
     manifests = sorted(RunFiles(run_dir).checkpoints.glob(f"step_*/{MANIFEST_FILE}"))
     try:
         return (

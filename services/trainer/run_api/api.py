@@ -3,7 +3,7 @@
     POST /v1/runs --validate--> Redis --wake--> run_supervisor.py --starts--> training rank
     GET  /v1/runs/...  <-- Redis and the run's directory
 
-It has no state of its own: everything it shows is in Redis or on disk, and a restarted API shows the same.
+It stores nothing of its own: it shows Redis, the disk and the supervisor, so a restarted API shows the same runs.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ def guarded(app: FastAPI, keyring: Keyring, limits: HttpLimits) -> App:
 
 
 class Health(BaseModel):
-    """A health answer without data."""
+    """The body of a health check that passed."""
 
     status: str
 

@@ -17,7 +17,7 @@ _PAGE = 16
 
 
 class DeadLetter(BaseModel):
-    """One buried group."""
+    """A prompt group that was buried: its entry, the stream it was on, the reason, and the size of its message."""
 
     entry: str
     stream: str
@@ -27,7 +27,7 @@ class DeadLetter(BaseModel):
 
 
 class DeadLetters(BaseModel):
-    """A page of dead letters, oldest first."""
+    """A page of a run's dead letters (buried prompt groups), oldest first."""
 
     run_id: str
     dead_letters: list[DeadLetter]
@@ -35,7 +35,7 @@ class DeadLetters(BaseModel):
 
 
 async def list_dead_letters(redis: Redis, run_id: str, *, after: str | None, limit: int) -> DeadLetters:
-    """Return up to ``limit`` dead letters after entry ``after``."""
+    """Return up to ``limit`` dead letters after entry ``after``; if that is None, from the oldest one."""
     letters: list[DeadLetter] = []
     start, is_last = "-" if after is None else f"({after}", False
     while not is_last and len(letters) <= limit:

@@ -123,7 +123,7 @@ class EventStreams:
         return list(reply)
 
     async def _nothing_new(self) -> bool:
-        """Wait a quarter of a second, or less if this process is stopping; return whether it is."""
+        """Wait a quarter of a second, or less if this process is asked to stop. Return whether it was asked."""
         try:
             async with asyncio.timeout(_POLL_S):
                 await self._stopping.wait()

@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/runs/{run_id}/model", tags=["models"])
 
 
 class ModelFile(BaseModel):
-    """One file of a model."""
+    """A file of a run's final model: its path below the model's directory, its size and its hash."""
 
     path: str
     size: int = Field(description="Size in bytes")
@@ -35,7 +35,7 @@ class ModelFile(BaseModel):
 
 
 class Model(BaseModel):
-    """The final model of a run."""
+    """The final model of a run, as a list of its files."""
 
     run_id: str
     files: list[ModelFile]

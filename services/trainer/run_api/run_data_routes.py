@@ -27,7 +27,7 @@ _AFTER_STEP = "Only entries above this optimizer step"
 
 
 class Metrics(BaseModel):
-    """One object per step, with TRL's metric names."""
+    """A page of a run's training metrics: one object per optimizer step, with TRL's metric names."""
 
     run_id: str
     metrics: list[dict[str, Any]]
@@ -35,7 +35,7 @@ class Metrics(BaseModel):
 
 
 class RunEvaluations(BaseModel):
-    """One object per evaluation, with TRL's metric names prefixed with ``eval_``."""
+    """A page of a run's evaluations: one object per evaluation, with TRL's metric names prefixed with ``eval_``."""
 
     run_id: str
     evaluations: list[dict[str, Any]]
@@ -43,7 +43,7 @@ class RunEvaluations(BaseModel):
 
 
 class Rollouts(BaseModel):
-    """Rollouts trained in one optimizer step: prompt, completion, rewards, advantage, policy versions."""
+    """A page of one step's trained rollouts: prompt, completion, rewards, advantage and policy versions of each."""
 
     run_id: str
     step: int | None = Field(description="The optimizer step; null if no rollouts were logged yet")
@@ -74,7 +74,7 @@ async def get_evaluations(
     limit: Annotated[int, Query(ge=1, le=10_000), WHOLE] = 1000,
     cursor: Cursor = None,
 ) -> RunEvaluations:
-    """Show the evaluations that began above ``after_step``, oldest first."""
+    """Show the evaluations of optimizer steps above ``after_step``, oldest first."""
     run_dir = Path(run.run_dir)
     after = after_step if cursor is None else max(after_step, decode_cursor(cursor, float))
     found, has_more = await asyncio.to_thread(read_evaluations, run_dir, after_step=after, limit=limit)
@@ -110,7 +110,7 @@ async def get_rollouts(
     limit: Annotated[int, Query(ge=1, le=500), WHOLE] = 50,
     cursor: Cursor = None,
 ) -> Rollouts:
-    """Show completions with their rewards. All pages belong to the step of the first one."""
+    """Show the rollouts of one optimizer step with their rewards. All pages belong to the step of the first page."""
     offset = 0
     if cursor is not None:
         of_step, offset = decode_cursor(cursor, tuple[int, int])
@@ -141,7 +141,7 @@ async def get_dead_letters(
     limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
     cursor: Cursor = None,
 ) -> DeadLetters:
-    """List prompt groups that were buried, with the reason."""
+    """List the run's prompt groups that were buried because they could not be processed, each with the reason."""
     after = None if cursor is None else parse_stream_id(decode_cursor(cursor, str))
     if cursor is not None and after is None:
         raise bad_cursor()

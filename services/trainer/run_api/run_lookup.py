@@ -10,7 +10,7 @@ _PUNCTUATION = str.maketrans("", "", "-_.")
 
 
 async def fitting(store: RunStore, reference: str) -> list[RunRecord]:
-    """Return the runs with this id, name or beginning of an id, newest first.
+    """Return the runs with this id, name or beginning of an id, newest first; empty if none fits.
 
     At most 101 runs of one name are returned, and at most 11 whose ids begin with ``reference``.
     """

@@ -1,10 +1,10 @@
 """Prometheus metrics of the trainer service, on a separate port.
 
-    headrace_runs{status}            headrace_rank_up  headrace_rank_restarts_total
+    headrace_runs{status}            number of runs; headrace_rank_*: whether a training rank runs, and its restarts
     headrace_run_*{run_id}           the current run: step, policy version, groups, streams, replicas, pauses, disk
     headrace_training_*{run_id}      its newest training metrics: training_gauges.py
     headrace_redis_*                 whether Redis answers, how full it is, whether it writes to its disk
-    headrace_keys_file_broken        shared/access/keyring.py
+    headrace_keys_file_broken        whether the file with the API keys is broken: shared/access/keyring.py
 
 Only the current run has series, so that their number stays bounded however many runs there were. All series of a run
 are replaced at once, and keep their values if anything about the run cannot be read. Redis has no /metrics of its own,
@@ -87,7 +87,7 @@ class WholeRegistry(CollectorRegistry):
 class RedisGauges:
     """Gauges that show whether Redis answers, how full it is, and whether it writes to its disk.
 
-    While Redis is away, ``headrace_redis_up`` is 0 and the others keep their values.
+    While Redis is away, ``headrace_redis_up`` is 0 and the other gauges keep their values.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -191,7 +191,7 @@ class RunMetrics:
             await asyncio.sleep(_REFRESH_S)
 
     async def refresh(self) -> None:
-        """Set all gauges to the state that Redis, the supervisor and the current run's directory have now."""
+        """Set all gauges from Redis, the supervisor and the current run's files. Raises HeadraceError or OSError."""
         await self._redis_gauges.refresh(self._redis)
         self._rank_up.set(0 if self._supervisor.keeper.rank is None else 1)
         self._restarts.set(self._supervisor.keeper.num_restarts)
@@ -261,7 +261,7 @@ class RunMetrics:
 
 
 def _newest_metrics(record: RunRecord) -> dict[str, Any]:
-    """Return the newest value of every metric. Rollout metrics are in the line of their batch's first step."""
+    """Return the newest value of every metric. Only the line of a batch's first step has metrics of its rollouts."""
     run_dir = Path(record.run_dir)
     newest = read_last_evaluation(run_dir)
     for line in read_last_metrics(run_dir, limit=record.parsed_config().steps_per_batch()):

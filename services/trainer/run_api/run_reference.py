@@ -9,7 +9,7 @@ All routes with ``{run_id}`` use it, and so do all commands. A request that chan
 because the intended run may have ended a moment ago. A refusal is a 409 with the runs that fit. Every answer has the
 full id.
 
-An id costs one read. Otherwise a request reads at most 100 records, and a name that more runs have is always ambiguous.
+An id costs one read. For a name, at most 101 records are read, so a name of more than 100 runs is always ambiguous.
 """
 
 from typing import Annotated
@@ -31,7 +31,7 @@ _Reference = Annotated[str, Path(alias="run_id", description=_MEANING)]
 
 
 class Candidate(BaseModel):
-    """A run that an ambiguous reference fits."""
+    """One of the runs that an ambiguous reference matches."""
 
     run_id: str
     name: str | None

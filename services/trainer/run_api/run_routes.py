@@ -1,4 +1,4 @@
-"""Routes that show, pause, resume, stop and delete runs."""
+"""Routes that list, show, pause, resume, stop and delete runs."""
 
 import asyncio
 import time
@@ -98,7 +98,7 @@ async def pause_run(run: RunToChange, api: Api) -> RunDetail:
 
 @router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409, 429))
 async def resume_run(run: RunToChange, api: Api) -> RunDetail:
-    """Ask a paused run to continue, whether a user or its rewards paused it, or a failed run from its checkpoint.
+    """Ask a run to continue: a paused one, whoever paused it, or a failed one, from its newest checkpoint.
 
     A failed run is queued again. A run that is not paused does not change.
     """
@@ -139,7 +139,7 @@ def continue_ended(record: RunRecord, *, max_steps: object = None) -> str:
     """Return a sentence, with a leading space, that says how to continue an ended run in a new run.
 
     Args:
-        record: The run.
+        record: The ended run.
         max_steps: The total number of optimizer steps that the user asked for, if any.
     """
     made = record.progress.step

@@ -97,10 +97,10 @@ def still_true(
     """Return the refusals to show, without refusals of replicas that are long gone and have been replaced.
 
     Args:
-        refused: All refusals.
+        refused: All refusals that concern the run.
         living: Replicas whose lease is alive.
         served_by: Whether any replica of a kind serves the run.
-        now_s: Unix seconds.
+        now_s: The present time in Unix seconds.
     """
     return [
         RefusalView(kind=it.kind, replica_id=it.replica_id, reason=it.reason, at_s=it.at_s)

@@ -1,7 +1,7 @@
 """The response models of a run: its record, queues, replicas, refusals of replicas, and why it is waiting.
 
-record ----------------------------------------+--> RunDetail
-around it: Surroundings (run_surroundings.py) --+--> waiting.py, a sentence
+RunRecord -------------------------------------+--> detail() makes a RunDetail
+Surroundings, read by run_surroundings.py -----+--> waiting.py explains in a sentence why the run waits
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from shared.run_options.labels import MetadataValue
 
 
 class PauseView(BaseModel):
-    """Why a run is paused."""
+    """The current pause of a run: who or what caused it, when it began, and the failures that led to it."""
 
     by: PausedBy = Field(description="user: until it is resumed. rewards: also until a group that tests them succeeds")
     since_s: float
@@ -31,7 +31,7 @@ class PauseView(BaseModel):
 
 
 class BeginningView(BaseModel):
-    """The checkpoint that a run began from."""
+    """The checkpoint, the weights or the adapter that a run began from."""
 
     source: Source = Field(description="checkpoint, or weights only: a transformers model, or a PEFT adapter")
     said: str = Field(description="The value of resume_from_checkpoint")
@@ -44,7 +44,7 @@ class BeginningView(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """One run in a list. Times are Unix seconds."""
+    """A run's id, labels, status and progress. Times are in Unix seconds."""
 
     run_id: str
     name: str | None
@@ -63,7 +63,7 @@ class RunSummary(BaseModel):
 
 
 class ListedRun(RunSummary):
-    """One run in a list, with the reason if it is waiting."""
+    """A run in a list: its summary and, if it is waiting, the reason."""
 
     waiting_for: str | None = Field(
         description="What the run needs to continue, in words; null when nothing is missing"
@@ -75,7 +75,7 @@ class ListedRun(RunSummary):
 
 
 class GeneratorView(BaseModel):
-    """A generator replica that has joined the run."""
+    """A generator replica that has joined the run: its address, whether it is alive, and its activity."""
 
     replica_id: str
     url: str
@@ -91,7 +91,7 @@ class GeneratorView(BaseModel):
 
     @property
     def serves(self) -> bool:
-        """Whether it is serving the run."""
+        """Whether the replica is alive and serves the run."""
         return self.is_alive and not self.doing
 
 
@@ -110,14 +110,14 @@ class RefusalView(BaseModel):
 
 
 class WarningView(BaseModel):
-    """Something that looks wrong in the newest metrics."""
+    """A warning about the newest metrics: a kind for programs, and a sentence for people."""
 
     kind: WarningKind
     says: str = Field(description="For people; its wording may change")
 
 
 class Queues(BaseModel):
-    """Prompt groups in the streams."""
+    """Numbers of prompt groups: at generators, at rewarders, scored, settled, and buried as dead letters."""
 
     prompts: int = Field(default=0, description="With a generator, or waiting for one")
     completions: int = Field(default=0, description="With a rewarder, or waiting for one")
@@ -129,7 +129,7 @@ class Queues(BaseModel):
 
 
 class RunDetail(ListedRun):
-    """One run with all its details."""
+    """One run with its queues, replicas, refusals, warnings and settings."""
 
     queues: Queues
     generators: list[GeneratorView]
@@ -142,7 +142,7 @@ class RunDetail(ListedRun):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """A run's queues, replicas and refusals, read from Redis. A run that is not running needs only ``current_run``."""
+    """A run's queues, replicas and refusals, from Redis. A queued or ended run in a list needs only ``current_run``."""
 
     current_run: str | None
     queues: Queues = field(default_factory=Queues)

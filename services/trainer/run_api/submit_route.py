@@ -46,7 +46,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 
 class SubmittedRun(BaseModel):
-    """Answer to a submit or to a dry run."""
+    """The result of a submit or a dry run: warnings, derived quantities and, unless it was a dry run, the run."""
 
     valid: bool = True
     warnings: list[str] = Field(description="Possible surprises; the run starts all the same")

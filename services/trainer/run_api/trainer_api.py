@@ -58,7 +58,7 @@ class TrainerApi:
         return [store for store in (self.uploads, self.modules) if store is not None]
 
     async def use_files(self, settings: Any) -> None:
-        """Note a use of the uploads that a run's settings name, so that they do not expire before it is queued."""
+        """Note a use of the uploads that a run's settings name, so that no upload expires before the run is queued."""
         named = [*texts_in(settings)]
         for store in self.client_files:
             await asyncio.to_thread(store.use, *named)

@@ -1,19 +1,19 @@
 """Routes that take data sets, models and code from clients.
 
-They are closed unless HEADRACE_UPLOADS_DIR is set:
+The routes for data sets and models are closed unless HEADRACE_UPLOADS_DIR is set:
 
-    POST /v1/uploads {"files": [{"path", "size", "sha256"}, ...]}     --> which bytes are here already
-    PUT  /v1/uploads/{upload_id}/files/{sha256}?offset=N  piece       --> how many are here now
-    ...                                              the last piece   --> the directory that a run may name
+    POST /v1/uploads {"files": [{"path", "size", "sha256"}, ...]}     --> says how much of each is here
+    PUT  /v1/uploads/{upload_id}/files/{sha256}?offset=N  piece       --> says how many bytes are here now
+    ...                                              the last piece   --> completes the directory that runs name
 
-A body goes to the disk as it comes. If it breaks off, its first bytes stay, and the next piece follows it.
+A body goes to the disk as it comes. If it breaks off, its first bytes stay, and the next piece follows them.
 
-For code, the route is closed unless HEADRACE_CODE_UPLOADS_DIR is set:
+The route for code is closed unless HEADRACE_CODE_UPLOADS_DIR is set:
 
-    POST /v1/modules {"name": "rewards", "source": "def ..."}         --> the module that a run may name
+    POST /v1/modules {"name": "rewards", "source": "def ..."}         --> says how a run names the module
 
-The trainer does not parse the source, which may take long. The check of a run imports it, in a worker of the service
-that runs it.
+The trainer does not parse the source, because that may take long. When a run is submitted, the rewarder or the
+sessions service imports the module in a worker.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ router = APIRouter(tags=["uploads"])
 
 
 class UploadFile(BaseModel):
-    """One file to upload."""
+    """A file that the client will upload: its path, size and hash."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,7 +62,7 @@ class UploadFile(BaseModel):
 
 
 class NewUpload(BaseModel):
-    """Files that form one directory: a data set, a model."""
+    """The files to upload, which form one directory, such as a data set or a model."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -90,7 +90,7 @@ class Upload(BaseModel):
 
 
 class UploadedPiece(BaseModel):
-    """The answer to a piece of a file."""
+    """The state of a file and its upload after a piece of the file has arrived."""
 
     received: int = Field(description="Bytes of the file that are here")
     is_whole: bool = Field(description="Whether all of the file is here, with the right hash")
@@ -98,7 +98,7 @@ class UploadedPiece(BaseModel):
 
 
 class NewModule(BaseModel):
-    """A Python module in one file."""
+    """A Python module to upload: the beginning of its name, and its source."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -109,7 +109,7 @@ class NewModule(BaseModel):
 
 
 class UploadedModule(BaseModel):
-    """A module that runs may name."""
+    """An uploaded module: the name by which runs refer to it, and when it expires."""
 
     module: str = Field(description="The module's name, which ends with the first digits of its source's SHA-256")
     expires_after_s: float = Field(description="The module is deleted when it was not used for this long, in seconds")
@@ -166,7 +166,7 @@ def _schema() -> dict[str, Any]:
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
 )
 async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
-    """Begin an upload, or ask how much of it is here. It can be repeated: files that are here are not sent again."""
+    """Begin an upload, or ask how much of it is here, as often as needed. Files that are here are not sent again."""
     upload = await _read(request, NewUpload, max_nested=_MAX_NESTED)
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
     state = await asyncio.to_thread(store.begin, files)
@@ -228,7 +228,7 @@ async def upload_piece(
 async def upload_module(
     request: Request, store: Annotated[ModuleStore, Depends(module_store)], api: Api
 ) -> UploadedModule:
-    """Upload a module with functions, tools or environments of a run. It can be repeated."""
+    """Upload a Python module with reward functions, tools, environments or an agent for runs. It can be repeated."""
     new = await _read(request, NewModule, max_nested=10)
     module = await asyncio.to_thread(store.add, new.name, new.source)
     name_subject(module)
@@ -277,7 +277,7 @@ async def _read(request: Request, kind: type[_ModelT], *, max_nested: int) -> _M
     """Decode the JSON body of a request, and validate it.
 
     Args:
-        request: The request.
+        request: The request whose body is read.
         kind: The pydantic model of the body.
         max_nested: Most nested values of the body.
 

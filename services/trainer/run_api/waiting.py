@@ -19,11 +19,11 @@ def waiting_for(
     """Return the reason why a run is waiting and its kind, or None if the run has ended or nothing is missing.
 
     Args:
-        record: The run.
+        record: The run's record.
         around: The run's queues, replicas and refusals.
         note: The supervisor's sentence about a rank that it restarts, or empty.
         stale_after_s: Age in seconds at which progress counts as not reported.
-        now_s: Unix seconds.
+        now_s: The present time in Unix seconds.
     """
     if record.status in TERMINAL:
         return None

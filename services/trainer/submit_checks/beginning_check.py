@@ -1,4 +1,4 @@
-"""Checks the checkpoint that a run is to begin from: it exists, is intact, and fits the run (beginning/)."""
+"""Checks that the checkpoint, weights or adapter from which a run is to begin are intact and fit (beginning/)."""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,7 +15,7 @@ FindRuns = Callable[[str], Awaitable[list[RunRecord]]]
 
 
 async def check_beginning(config: RunConfig, *, find_runs: FindRuns | None, settings: TrainerSettings) -> Checked:
-    """Find and check the checkpoint that ``resume_from_checkpoint`` names; return an empty result if it is not set."""
+    """Find and check the files that ``resume_from_checkpoint`` names; return an empty result if it is not set."""
     said = config.resume_from_checkpoint
     if said is None:
         return Checked()

@@ -19,10 +19,10 @@ class Checked:
     Args:
         errors: Setting and sentence for each error.
         warnings: Sentences about possible surprises.
-        problem: Why the check could not be made, if the run is not at fault.
-        derived: Quantities that follow from the settings.
+        problem: Why the check could not be made, if the run is not at fault; else None.
+        derived: Quantities that follow from the settings, such as the number of steps.
         needs: Data set columns that reward functions need.
-        beginning: The checkpoint that the run begins from.
+        beginning: The checkpoint, weights or adapter that the run begins from, if this check found it; else None.
     """
 
     errors: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])

@@ -1,7 +1,7 @@
 """Checks a run's data sets before the run starts.
 
-Reads every row of a file, because its owner can correct it, but only the first rows of a data set of the hub or of a
-streamed file.
+Reads every row of a file, because the file's owner can correct it, but only the first rows of a streamed file, or of a
+data set in a directory or on the hub.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,7 +60,7 @@ class SourceSummary:
     is_streamed: bool = False
     """Whether ``num_rows`` are only the first rows."""
     share: float = 1.0
-    """Share of the run's prompts."""
+    """Share of the run's prompts that come from this data set, from 0 to 1."""
     known_share: float = 1.0
     """Share of the prompts' characters that the tokenizer's vocabulary has, in the first prompts."""
 
@@ -70,7 +70,7 @@ class DatasetSummary:
     """The check's results for all data sets of a run."""
 
     epoch: int
-    """Prompts of one epoch."""
+    """Number of prompts in one epoch."""
     columns: tuple[str, ...]
     """The columns of all training data sets, including the prompt's."""
     sources: tuple[SourceSummary, ...]
@@ -84,10 +84,10 @@ class DatasetSummary:
 def check_dataset(
     config: RunConfig, *, roots: FileRoots | None = None, max_hub_rows: int = MAX_HUB_ROWS
 ) -> DatasetSummary:
-    """Check every row of files and the first ``max_hub_rows`` rows of hub data sets, and return the results.
+    """Check every row of files and the first ``max_hub_rows`` rows of other data sets, and return the results.
 
     Raises:
-        UserError: The file or dataset does not exist, cannot be read, or has no rows.
+        UserError: A data set does not exist, cannot be read or has no rows, or the evaluation has training rows.
     """
     train = config.train_sources()
     lengths = _Lengths.of(config)
@@ -115,8 +115,8 @@ def check_dataset(
 def _refuse_training_rows(field: str, source: DatasetSource, *, trained: Iterable[DatasetSource]) -> None:
     """Refuse an evaluation set that is a training set under another name.
 
-    Another name is a link, or another split of a local data set that has no splits. Equal names were refused before
-    (data.py).
+    The other name is a link, or another split of a local data set that has no splits. Equal names are refused earlier,
+    in data.py.
 
     Raises:
         UserError: The evaluation set is a training set.

@@ -87,7 +87,7 @@ def _found(source: SourceSummary) -> str:
 
 
 def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
-    """Yield the reasons why the run or its evaluation would have no prompts."""
+    """Yield an error for each reason why prompts cannot be used: too long, invalid, or of another kind than needed."""
     for source in summary.all_sources():
         if source.fewest_tokens is not None and source.longest_prompt != config.max_prompt_length:
             yield (
@@ -131,7 +131,7 @@ def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
 
 
 def _without_room(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
-    """Yield the number of prompts to which the model leaves no room for a completion."""
+    """Yield a warning for each data set with prompts to which the model leaves no room for a completion."""
     for source in summary.all_sources():
         if source.num_without_room:
             yield (
@@ -166,7 +166,7 @@ def _lacks_chat_template(config: RunConfig) -> bool:
 
 
 def _column_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
-    """Yield the names in `columns` that no data set has. Renamed columns count under their new names."""
+    """Yield an error for each ``columns`` with a name that none of its data sets has after renaming."""
     pairs = _given_and_found(config, summary)
     of_mixture = [SOURCE_COLUMN] if len(summary.sources) > 1 else []
     for source, found in pairs:
@@ -179,7 +179,7 @@ def _column_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
 
 
 def _idle_renames(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
-    """Yield the names in `rename_columns` that no data set has. Each name must be in at least one data set."""
+    """Yield a warning for each ``rename_columns`` with a name that none of its data sets has."""
     pairs = _given_and_found(config, summary)
     wrong = [
         error

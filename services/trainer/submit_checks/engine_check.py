@@ -2,7 +2,7 @@
 
     fleet in Redis --> each live one, until one answers --POST /internal/v1/engine/check--> errors, warnings
 
-If no generator is alive, or none can answer, the run is accepted. Its view later shows what its generators report.
+If no generator is alive, or none can answer, the run is accepted. The run then shows errors that its generators find.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class GeneratorAsker:
 
     Args:
         redis: Has the list of live generators.
-        settings: Key and timeout.
+        settings: Key, TLS settings and timeout of the requests.
     """
 
     def __init__(self, redis: Redis, settings: TrainerSettings) -> None:
@@ -86,7 +86,7 @@ async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s:
 
 
 def what_weakens_learning(config: RunConfig) -> list[str]:
-    """Return a warning if sampling is restricted (top_p, top_k, ...) and importance weights are per completion."""
+    """Return a warning if sampling is restricted (top_p, ...) and importance weights are per completion, else []."""
     restrictions = config.restrictions()
     if not restrictions or not config.vllm_importance_sampling_correction:
         return []

@@ -1,6 +1,6 @@
 """Checks at submit that a model has the layers that a LoRA run names, without torch and without loading weights.
 
-A header of a weight file that cannot be read is ignored. The training rank, which loads the model, decides in the end
+A weight file whose header cannot be read is ignored. The training rank, which loads the model, decides in the end
 (lora.py).
 """
 

@@ -98,7 +98,7 @@ def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int)
 def num_longer(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) -> tuple[int, int]:
     """Return how many prompts have more than ``at_most`` tokens, and how many prompts were looked at.
 
-    Stops after ``MAX_COUNTED`` tokenised prompts. A prompt of at most ``at_most`` bytes is short without a count.
+    Stops after tokenising ``MAX_COUNTED`` prompts or 10 MB. A prompt of ``at_most`` bytes or fewer is not tokenised.
     """
     num_long, num_seen, num_counted, num_counted_bytes = 0, 0, 0, 0
     for prompt in prompts:

@@ -21,13 +21,13 @@ _REWARDER = CheckingService(
 
 @dataclass(frozen=True)
 class RewardNeeds:
-    """The columns that one reward function needs: one column of each inner list."""
+    """The columns that one reward function needs: one column of each inner list of ``columns``."""
 
     name: str
     columns: list[list[str]]
 
     def missing(self, columns: Collection[str]) -> list[str]:
-        """Return the missing columns, as words: alternatives are joined with "or"."""
+        """Return the missing columns, as words: alternatives are joined with "or". Empty if none is missing."""
         return [" or ".join(choice) for choice in self.columns if choice and not set(choice) & set(columns)]
 
 
@@ -55,7 +55,7 @@ def _needs(answer: dict[str, Any]) -> list[RewardNeeds]:
 
 
 def unknown_metric(config: RunConfig) -> list[str]:
-    """Return a warning if the evaluations of the run may not have the metric that finds its best checkpoint."""
+    """Return a warning if evaluations may lack the metric by which the run finds its best checkpoint, else []."""
     if not config.finds_best:
         return []
     name = config.best_metric_name

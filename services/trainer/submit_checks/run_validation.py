@@ -90,8 +90,8 @@ class RunValidator:
         """Check a run's settings and everything that they name, and return the validated run.
 
         Raises:
-            Problem: 422 with one sentence per error, or 503 if a service that checks a part of it is away, or the data
-                set was not checked.
+            Problem: 422 with one sentence per error, or 503 if a service that checks a part of the run is away, or the
+                files, the checkpoint or the data sets could not be read in time.
             UnavailableError: Redis is away.
         """
         config = _parse(raw)
@@ -278,7 +278,7 @@ def _missing_columns(needs: list[RewardNeeds], columns: list[str]) -> list[str]:
 
 
 def check_group_size(config: RunConfig) -> list[tuple[str, str]]:
-    """Return an error if a prompt group with completions of maximum length would be too large for a Redis entry.
+    """Return (setting, message) if a prompt group with the longest completions is too large for a Redis entry, else [].
 
     Such a group would be buried.
     """

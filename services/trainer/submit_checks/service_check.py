@@ -52,12 +52,12 @@ async def ask(
     """Have a service check a run's option, and return its JSON answer.
 
     Args:
-        service: The service and its route.
-        body: The request's body.
-        url: The service's address.
-        api_key: The key that is sent.
-        timeout_s: Deadline of the request, in seconds.
-        tls: The TLS settings.
+        service: The service, its route, and the option that it checks.
+        body: The settings to check, sent as JSON.
+        url: The service's base URL.
+        api_key: Sent as a bearer token; if empty, none is sent.
+        timeout_s: Longest duration of the request, in seconds.
+        tls: The CAs that are trusted if the URL is https.
 
     Raises:
         Problem: 422 with the service's own sentence, or 503 if the service cannot be used.

@@ -12,7 +12,7 @@ from shared.service.tls import PUBLIC_TLS, PeerTls
 async def check_tools(
     config: AgentOptions, *, sessions_url: str, api_key: str, timeout_s: float, tls: PeerTls = PUBLIC_TLS
 ) -> None:
-    """Check the tools, MCP servers, environment or agent program of a run.
+    """Have the sessions service check the tools, MCP servers, environment or agent program of a run.
 
     Raises:
         Problem: 422 with the service's own sentence, or 503 if the sessions service cannot be used.

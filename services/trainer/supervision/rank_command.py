@@ -15,7 +15,7 @@ from shared.run_options.run_config import RunConfig
 
 
 def rank_command(run_id: str, config: RunConfig, settings: TrainerSettings) -> list[str]:
-    """Return the command that starts the run's training ranks on this machine, which is the first.
+    """Return the command that starts the run's training ranks on this machine, the first of the run's machines.
 
     Raises:
         UserError: The run needs several machines, and the rendezvous endpoint is missing or invalid.

@@ -132,8 +132,8 @@ class RankKeeper:
         """Start the run's training rank, with its output in ``rank.log``.
 
         Raises:
-            UserError: It cannot be started, or the run's directory is gone: it would begin anew without a word.
-            OSError: Its log cannot be written.
+            UserError: The command cannot be run, or a run that has made steps would begin anew: its directory is gone.
+            OSError: The log cannot be written.
         """
         _require_directory(await self._store.get(record.run_id) or record)
         rank = await RankProcess.start(

@@ -5,8 +5,8 @@
                 launcher on node 1 --torchrun--+--> rank 3, 4, ...                   started by hand, or by Kubernetes
 
 When a rank fails, torchrun ends the other ranks of its machine, and ranks on other machines see their connections
-close. The launcher does not restart ranks: the run API restarts all of them from the checkpoint. The launcher of
-another node joins again until the run is over. The exit status is defined in exit_status.py and reflects the reason of
+close. The launcher does not restart ranks: the run API restarts all of them from the checkpoint. Launchers of other
+nodes join again until the run is over. The exit status is defined in exit_status.py and reflects the reason of
 the failure, not which rank ended first.
 """
 

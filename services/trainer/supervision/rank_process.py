@@ -35,7 +35,7 @@ class RankProcess:
     async def start(
         cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str], cpus: Sequence[int] | None
     ) -> "RankProcess":
-        """Start ``command`` with its output appended to ``log``.
+        """Start ``command``, pinned to ``cpus`` if given, with its output appended to ``log``.
 
         Raises:
             UserError: The command cannot be run.
@@ -81,7 +81,7 @@ class RankProcess:
             return None
 
     async def stop(self, *, grace_s: float) -> int:
-        """Send SIGTERM, and SIGKILL to its whole process group after ``grace_s`` seconds; return the exit status."""
+        """Send the rank SIGTERM, and its process group SIGKILL after ``grace_s`` seconds; return the exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         status = await self.wait_for(grace_s)

@@ -37,9 +37,9 @@ class BoundRendezvous(RendezvousHandler):
     Args:
         host: Address on node 0.
         port: Port on node 0. 0 chooses a free port, for runs on one machine.
-        node_rank: Number of this machine.
+        node_rank: Number of this machine; number 0 has the store.
         num_nodes: Number of machines.
-        run_id: The run's id.
+        run_id: Id of the run, which torchrun asks for.
         timeout_s: How long to wait for all nodes, in seconds.
     """
 
@@ -70,7 +70,7 @@ class BoundRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Always true: the ranks use the same store, under other keys."""
+        """Always true: the ranks use the store of torchrun's agents, under other keys."""
         return True
 
     def get_backend(self) -> str:

@@ -4,8 +4,8 @@
     COLUMN...                                                 columns of TRL's log_extra
     FUNCTION/COMPONENT...  FUNCTION/version...                further columns, for functions that report them
 
-In the printed table the versions are listed once, below it. Completions are model output, so characters that would move
-a terminal's cursor are replaced.
+The printed table has the versions once, in a line below the rows. Completions are model output, so characters that
+would move a terminal's cursor are replaced.
 """
 
 import io
@@ -36,7 +36,7 @@ class CompletionsTable:
 
 
 def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_prompts: bool = False) -> CompletionsTable:
-    """Return a table with one row per completion; with ``unique_prompts``, only the first one of each prompt."""
+    """Return a table with one row per completion; with ``unique_prompts``, only each prompt's first completion."""
     rollouts = rollouts_of(groups)
     names = metric_names(reward_names(rollouts))
     outcomes = [outcome for rollout in rollouts for outcome in rollout.rewards]
@@ -75,7 +75,7 @@ def conversation_text(messages: Completion) -> str:
 
 
 def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None) -> str:
-    """Return the table as text, or ``num_rows`` random rows of it, which are the same for the same step."""
+    """Return the table as text. With ``num_rows``, show this many random rows, always the same ones for a step."""
     rows = list(table.rows)
     if num_rows is not None and num_rows < len(rows):
         rows = [rows[index] for index in sorted(random.Random(step).sample(range(len(rows)), num_rows))]
@@ -95,7 +95,7 @@ def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None)
 
 
 def _versions(table: CompletionsTable, rows: Sequence[tuple[Cell, ...]]) -> str:
-    """Return a line with each reward function's version; several versions if its file was edited in between."""
+    """Return a line with each reward function's version, or versions if its file was edited; empty without any."""
     found: list[str] = []
     for index, name in enumerate(table.columns):
         versions = dict.fromkeys(str(row[index]) for row in rows if row[index])

@@ -4,16 +4,16 @@
       queue        admitted --> claimed
       generate                  claimed --> generated
       score                                 generated --> scored
-      train                                               scored --> trained
+      train                                               scored --> trained (or drop: scored --> dropped)
       checkpoint                                                     trained --> settled
 
-The services pass no trace context. A group carries stamps anyway, and when a checkpoint contains it, its spans are made
-here from those past times, by the clocks of the replicas that made the stamps. ``settled`` is when the group was acked.
+The services pass no trace context. A group carries stamps anyway. When a checkpoint contains the group, its spans are
+made here from the stamps' times, by the clocks of the replicas that made them. ``settled`` is when the group was acked.
 Groups that were dropped before scoring have no trace, and neither do groups whose trainer died before its checkpoint.
 Tracing can neither stop nor slow down the run: spans that the collector does not accept are dropped, and an error of
 the SDK turns tracing off.
 
-Setting OTEL_EXPORTER_OTLP_ENDPOINT turns it on. The SDK reads this and its other variables itself.
+OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT turns tracing on. The SDK reads its OTEL_* variables.
 """
 
 import logging
@@ -63,8 +63,8 @@ class GroupTraces:
     Args:
         run_id: The run's id.
         replica_id: This trainer's replica id.
-        tracers: One per service, so that a viewer shows them separately. Tracing is off without them.
-        end: Sends the remaining spans, and waits for that.
+        tracers: OpenTelemetry tracers by service, so that viewers tell services apart. Without any, tracing is off.
+        end: Sends the remaining spans, and returns when they are sent.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GroupTraces:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], *, run_id: str, replica_id: str) -> "GroupTraces":
-        """Return a GroupTraces for the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, or a disabled one."""
+        """Return a GroupTraces for the collector in the OTEL_* variables; disabled without one, or if the SDK fails."""
         if not any(environment.get(f"OTEL_EXPORTER_OTLP_{which}ENDPOINT") for which in ("", "TRACES_")):
             return cls()
         try:
@@ -124,7 +124,7 @@ class GroupTraces:
             self._note(waiting, TRAINED, {"headrace.outcome": TRAINED, "headrace.step": step})
 
     def dropped(self, waiting: WaitingGroup, reason: str) -> None:
-        """Record that a group will not be trained."""
+        """Record that a scored group will not be trained, and why."""
         self._note(waiting, "dropped", {"headrace.outcome": f"dropped_{reason}"})
 
     def settled(self, group_ids: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
-"""Every metric that a step logs: its name, unit and meaning, and whether TRL logs it too.
+"""Every metric that steps and evaluations log: its name, unit and meaning, and whether TRL logs it too.
 
     METRICS --> docs/metrics.md      the table for readers (docs/make_metrics_page.py)
             --> run_metrics.py       names, units and help texts for Prometheus
-            --> reports.py           which metrics are not averaged over logging_steps
+            --> reports.py           the metrics that are not averaged over logging_steps
 
 ``{reward}`` and ``{reason}`` in a name stand for a reward function and for the reason of a drop. A test fails if a
 logged metric is missing here, or if a metric here is never logged.
@@ -28,7 +28,7 @@ class Metric:
         unit: Empty for a plain number.
         meaning: One sentence.
         in_trl: Whether TRL's GRPOTrainer logs the same metric under this name.
-        when: The settings it needs; empty if every step logs it.
+        when: The condition under which the metric is logged; empty if every step logs it.
         is_latest: Whether several steps are summarised by the newest value instead of the mean.
     """
 
@@ -62,7 +62,7 @@ class Metric:
 def find_metric(name: str) -> tuple[Metric, dict[str, str]] | None:
     """Return the metric with this name and the values of its placeholders, or None for unknown names.
 
-    For a metric of an evaluation, returns the metric without the prefix, unless the prefixed name has its own entry.
+    A name with the prefix ``eval_`` is looked up as it is, and then without the prefix.
     """
     for wanted in dict.fromkeys((name, name.removeprefix(EVALUATION))):
         for metric in METRICS:
@@ -72,7 +72,7 @@ def find_metric(name: str) -> tuple[Metric, dict[str, str]] | None:
 
 
 def is_latest(name: str) -> bool:
-    """Return whether several steps are summarised by the newest value of this metric instead of the mean."""
+    """Return whether several steps are summarised by this metric's newest value, not the mean; False if unknown."""
     found = find_metric(name)
     return found is not None and found[0].is_latest
 

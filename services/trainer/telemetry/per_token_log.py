@@ -3,9 +3,9 @@
     group, reward, advantage ---> one row per rollout
     PerTokenArrays of the core -> row["per_token"]: one list per quantity, all of the same length
 
-Only the run id and the rollout id decide which rollouts carry arrays: the choice is the same on every replay and any
-number of ranks. Numbers have five significant digits. Two engines do not agree on a logprob more precisely than that,
-and the file stays small.
+Only the run id and the rollout id decide which rollouts carry arrays: the choice is the same on every replay and for
+any number of ranks. Numbers have five significant digits: two engines do not agree on a logprob more precisely, and the
+file stays small.
 """
 
 import hashlib
@@ -125,7 +125,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _of_agents(rollout: Rollout) -> dict[str, Any]:
-    """Return the fields that only agents' rollouts have: several rows, tool calls, environment, and why it was lost."""
+    """Return the fields of agents' rollouts only: several rows, tool calls, environment, and why a rollout was lost."""
     rows = [
         {"num_tokens": row.num_sampled, "num_turns": len(row.turns), "finish_reason": _finish_reason(row)}
         for row in rollout.rows

@@ -91,11 +91,11 @@ class Reports:
         return [f"reports to {name} have stopped: {failed[name]}; see {self._directory}/{name}.log" for name in new]
 
     def close(self, *, run_is_over: bool = True, timeout_s: float = 60.0) -> None:
-        """Send the remaining reports. Takes at most ``timeout_s`` seconds.
+        """Send the remaining reports. After ``timeout_s`` seconds, the rest are lost.
 
         Args:
-            run_is_over: Also report the steps since the last report, as TRL does at the end. A run that continues in
-                another process may repeat these steps.
+            run_is_over: Whether to report the steps since the last report too, as TRL does at the end. A run that
+                continues in another process may repeat these steps.
             timeout_s: Time for the trackers.
         """
         ends_at = time.monotonic() + timeout_s
@@ -146,7 +146,7 @@ class MetricWindow:
 
 
 def tracker_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Rename metrics as TRL does in trackers, with ``train/`` or ``eval/`` in front. Drop NaN and infinite values."""
+    """Prefix metrics with ``train/`` or ``eval/``, as TRL does. Drop ``step``, ``at_s``, NaN and infinite values."""
     return {
         f"eval/{name.removeprefix(EVALUATION)}" if name.startswith(EVALUATION) else f"train/{name}": value
         for name, value in metrics.items()

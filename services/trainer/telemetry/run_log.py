@@ -6,7 +6,7 @@
     run_dir/evaluations/step_00000010.jsonl   one line per rollout of that evaluation
     run_dir/settled.jsonl                 one line per checkpoint: the groups that were acked after it
     run_dir/pushes.jsonl                  one line per weight push: its cost, replicas that have it, failures
-    headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
+    headrace:{RUN}:events                 the newest metrics, pushes and progress again, for watchers; may have gaps
 
 After a resume all files except settled.jsonl and pushes.jsonl are cut back to the checkpoint, so that they describe the
 weights that survive. `sync` is called before a checkpoint gets its name, so that a power loss cannot remove lines of
@@ -39,10 +39,10 @@ class RunLog:
     """Writes the log files of one run, and its events to a Redis stream.
 
     Args:
-        redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        run_dir: Created if it does not exist.
-        room: Waits while the disk is full.
+        redis: A client from redis_connection.py.
+        keys: The names of the run's keys in Redis.
+        run_dir: The run's directory; created if it does not exist.
+        room: Retries writes while the disk is full.
     """
 
     def __init__(self, redis: Redis, *, keys: RunKeys, run_dir: Path, room: Room | None = None) -> None:
@@ -65,7 +65,7 @@ class RunLog:
             raise UserError(f"the run directory {run_dir} cannot be written: {error}") from error
 
     def cut_back_to(self, step: int) -> int:
-        """Remove metrics, rollouts and evaluations of steps after ``step``; return the last step that was logged."""
+        """Remove metrics, rollouts and evaluations of steps after ``step``. Return the last step that the files had."""
         last = step
         for log_of_steps in (self._metrics, self._evaluations):
             if log_of_steps.exists():
@@ -101,7 +101,7 @@ class RunLog:
         return {int(step) for line in lines if (step := _step_of(line)) < math.inf}
 
     async def metrics(self, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of one step to ``metrics.jsonl``. NaN and infinity become null."""
+        """Append one step's metrics to ``metrics.jsonl``, with NaN and infinity as null, and send them as an event."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
         await self._write(lambda: _append(self._metrics, line), "metrics")
         self._unsynced.add(self._metrics)

@@ -4,8 +4,8 @@
     evaluations.jsonl, last line ---+--> find_warnings --> kind for programs, sentence for people
     config -------------------------+
 
-Pure, except read_warnings. A run with fewer than MIN_BATCHES batches has no warnings about them. Metrics that a line
-lacks, such as the lines of an older release, give none either.
+Pure, except read_warnings. Until a run has MIN_BATCHES batches, only its evaluations give warnings. A metric that lines
+lack, as in files of an older release, gives no warning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class RunWarning:
 
 
 def read_warnings(run_dir: Path, config: Mapping[str, Any]) -> list[RunWarning]:
-    """Return the warnings about a run from its files; none if they cannot be read. Blocks on the disk."""
+    """Return the warnings about a run from its files; an empty list if they cannot be read. Blocks on the disk."""
     steps = _steps_per_batch(config)
     num_lines = min(max(_MAX_LINES, MIN_BATCHES * steps), MAX_BATCHES * steps)
     try:
@@ -55,7 +55,7 @@ def read_warnings(run_dir: Path, config: Mapping[str, Any]) -> list[RunWarning]:
 def find_warnings(
     lines: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[RunWarning]:
-    """Return the warnings about a run that its newest metrics give, the worst first.
+    """Return the warnings that a run's newest metrics and its newest evaluation give, the worst first.
 
     Args:
         lines: The newest lines of metrics, oldest first, of at most MAX_BATCHES batches.

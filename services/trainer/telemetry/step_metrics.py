@@ -1,11 +1,11 @@
 """Computes the metrics of a step's rollouts, under TRL's names; metrics that TRL lacks have their own prefixes.
 
-    num_tokens  completions/  reward  rewards/NAME/  frac_reward_zero_std     rollouts trained in the step
-    tools/  rollouts/                                                         the same, if sessions played them
-    staleness/  groups/                                                       the pipeline
-    throughput/generated_tokens_per_s                                         RecentRate
+    num_tokens  completions/  reward  rewards/NAME/  frac_reward_zero_std     from the rollouts trained in the step
+    tools/  rollouts/                                                         from these rollouts, in agent runs
+    staleness/  groups/                                                       from policy versions; from the ledger
+    throughput/generated_tokens_per_s                                         from RecentRate
 
-The core gives the metrics of loss, entropy, clipping and sampling. All are pure functions of the trained groups, except
+The core computes the metrics of loss, entropy, clipping and sampling. Everything here is a pure function, except
 RecentRate. Means and stds leave unscored completions out, and stds have Bessel's correction, as in TRL's GRPOTrainer.
 Values that cannot be computed are NaN, so that every step logs the same names. metric_catalogue.py lists all metrics.
 
@@ -99,7 +99,7 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, conf
 
 
 def _logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the means of the metrics that reward functions logged. Names of our own metrics are left out."""
+    """Return the mean of each metric that reward functions logged, except under names of headrace's own metrics."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for outcome in (outcome for rollout in rollouts for outcome in rollout.rewards):
         for name, value in outcome.metrics.items():
@@ -118,7 +118,7 @@ def group_metrics(counts: Counts) -> dict[str, float]:
 
 
 class RecentRate:
-    """A rate over the newest steps that took at least ``WINDOW_S`` together, or over all steps until then.
+    """Computes a rate over the newest steps that together took at least 10 s, or over all steps if they took less.
 
     Arrivals come in bursts: several groups finish together, then none for a step or two.
     """
@@ -156,10 +156,10 @@ def reward_names(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def metric_names(names: Sequence[str]) -> dict[str, str]:
-    """Return the name of each reward function in metrics: the function's own name, as in TRL.
+    """Map the full name of each reward function to its name in metrics: the function's own name, as in TRL.
 
     ``my_rewards:length_penalty`` becomes ``length_penalty``, and the reward model ``org/name@revision`` becomes
-    ``name``. Functions with equal names keep their full name, with dots.
+    ``name``. Functions with equal names keep their full name, with dots for ``:``, ``/`` and ``@``.
     """
     short = {name: _short_name(name) for name in names}
     called = list(short.values())
@@ -179,7 +179,7 @@ def _short_name(name: str) -> str:
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the metrics of lengths. Lost rollouts have no length: they were not played to their end."""
+    """Return the metrics of lengths, without lost rollouts. If all are lost, the lengths are NaN."""
     played = [rollout for rollout in rollouts if not rollout.lost]
     lengths_B = np.array([float(rollout.num_sampled) for rollout in played] or [np.nan], dtype=np.float64)
     truncated_B = np.array([rollout.is_truncated() for rollout in played] or [False])
@@ -220,7 +220,7 @@ def _rewards(groups: Sequence[TrainedGroup], config: RunConfig) -> dict[str, flo
 def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> float:
     """Return the share of completions whose advantage is divided by a std of zero, as in TRL.
 
-    The std is the group's, or with advantages scaled over the batch, the batch's.
+    The std is the group's. If advantages are scaled over the batch, it is the batch's, and the share is 0 or 1.
     """
     if config.multi_objective_aggregation == "normalize_then_sum":
         return float(abs(_std(np.concatenate([_normalised_sums(group) for group in groups]))) <= _CLOSE)
@@ -232,7 +232,7 @@ def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> 
 
 
 def _normalised_sums(group: TrainedGroup) -> Rewards:
-    """Return each completion's weighted sum of rewards, each normalised over the group (GDPO)."""
+    """Return each completion's weighted sum of rewards, each function's normalised over the group (GDPO), or NaN."""
     rollouts = group.waiting.group.rollouts
     values_GF = np.array([[_value(outcome) for outcome in rollout.rewards] for rollout in rollouts], dtype=np.float64)
     normalised_GF = np.full_like(values_GF, np.nan)

@@ -4,7 +4,7 @@ tracker_process.py starts it.
 
     stdin    a head (run, project, settings), then one line per report: {"kind", "step", "metrics"} or {"kind", "step",
              "columns", "rows"}; kind is step, evaluation or completions
-    stdout   one byte per reported line
+    stdout   one byte for the head and for each line, once the library has taken it
     stderr   output of the library
 
 Any error ends this process with a traceback; the parent notices and continues without it. After a resume from an older

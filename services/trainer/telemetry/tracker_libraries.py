@@ -125,7 +125,7 @@ class _Trackio:
 class _MLflow:
     """Reports to MLflow: to the server in MLFLOW_TRACKING_URI, or to a database in the run's directory.
 
-    A tag has headrace's run id, by which a resumed run finds its MLflow run.
+    The MLflow run has headrace's run id in a tag, by which a resumed run finds it.
     """
 
     takes_back: ClassVar[bool] = False
@@ -222,12 +222,12 @@ class _Comet:
 
 
 def _library(name: str) -> Any:
-    """Import an optional library."""
+    """Import an optional library, or one of its modules, by its dotted name."""
     return importlib.import_module(name)
 
 
 def _read_key_file(variable: str) -> None:
-    """Set a variable of this process from the file that ``variable``_FILE names. An empty file is ignored."""
+    """Set an environment variable, if it is unset, from the file that its ``..._FILE`` variable names, if not empty."""
     file = os.environ.get(f"{variable}_FILE")
     if file and not os.environ.get(variable):
         key = Path(file).read_text(encoding="utf-8").strip()
@@ -246,7 +246,7 @@ def _markdown(columns: list[str], rows: list[list[Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as a cell of a Markdown table, in which HTML is escaped."""
+    """Return a value as a cell of a Markdown table. HTML, ``|`` and newlines are escaped."""
     text = html.escape(value) if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)
     return text.replace("|", "&#124;").replace("\n", "<br>")
 

@@ -1,11 +1,11 @@
 """Feeds one tracker from outside the training process, so that it can neither slow training down nor crash it.
 
     put(line) --> [waiting: <= 32 MB] --thread--> stdin | tracker.py | --library--> event files, a server, a database
-                                      <--one byte per reported line--
+                                      <--one byte per line, once reported--
 
 A library that hangs, leaks, crashes or waits for a network does so in a separate process. Reports that it cannot take
-are dropped and counted, and its failure is logged once. The child ends when its input ends, and soon after the rank,
-however the rank ends. It gets none of headrace's keys.
+are dropped and counted, and its failure is logged once. The child ends when its input ends, and at the latest about a
+minute after the rank, however the rank ends. Its environment has no HEADRACE_* variables, so none of headrace's keys.
 """
 
 import json
@@ -28,7 +28,7 @@ class TrackerProcess:
     """Runs one tracker's library in a child process, and feeds it the run's reports from a thread.
 
     Args:
-        name: Name in ``report_to``.
+        name: The tracker's name in ``report_to``, such as ``wandb``.
         head: Facts about the run, which tracker.py reads.
         output: The library's output is appended to this file.
     """
@@ -62,7 +62,7 @@ class TrackerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The tracker's process id, once it has started."""
+        """The id of the tracker's process; None before it has started."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class TrackerProcess:
         self._lines.put(line)
 
     def end(self) -> None:
-        """End the input. Reports that wait are still sent."""
+        """End the tracker's input after the reports that are queued now."""
         self._lines.put(None)
 
     def wait(self, *, timeout_s: float) -> None:

@@ -1,8 +1,8 @@
-"""Stores Python modules that clients upload in a directory from which the rewarder and the sessions service import.
+"""Stores clients' Python modules in a directory from which the rewarder and the sessions service import them.
 
     rewards, its source --> rewards_{first digits of the source's SHA-256}.py in HEADRACE_CODE_UPLOADS_DIR
 
-Every source has a module of its own, so a module never changes, and no upload changes what another run imports. Every
+Every source has a module of its own, so a module never changes, and no upload changes the code of another run. Every
 function blocks; call them in a thread.
 
 The time of a module's last use is the modification time of its file.
@@ -41,7 +41,7 @@ class ModuleStore:
         """Held while modules come, are used, or expire."""
 
     def add(self, name: str, source: str) -> str:
-        """Store a module, and return its name with the digits of its hash. This is a use, which delays its expiry.
+        """Store a module; return its name with the hash's digits. This is a use, which delays the module's expiry.
 
         Raises:
             Problem: 413 for a source that is too long, 422 if it declares another encoding than UTF-8, 409 if a

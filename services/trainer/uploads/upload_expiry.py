@@ -17,7 +17,7 @@ class ClientFiles(Protocol):
     """A store of files or modules that clients have uploaded. Every method blocks."""
 
     def use(self, *texts: str) -> None:
-        """Note a use of the files that a run's settings name."""
+        """Note a use of every upload that is named in ``texts``, which come from a run's settings."""
         ...
 
     def expire(self, in_use: Collection[str], *, after_s: float) -> int:
@@ -46,7 +46,7 @@ async def expire_once(store: ClientFiles, runs: RunStore, *, after_s: float) -> 
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a run's settings, at any depth."""
+    """Yield all texts among the values of a run's settings, at any depth."""
     waiting: list[Any] = [value]
     while waiting:
         found = waiting.pop()

@@ -57,5 +57,5 @@ class Part:
 
 
 def too_long(file: SetFile) -> Problem:
-    """Return the problem of a file that gets longer than it was announced."""
+    """Return a Problem (422) for a file that would get longer than announced."""
     return Problem(422, "File too long", f"The file was announced with {file.size} bytes, and these go beyond its end.")

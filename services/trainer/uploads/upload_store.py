@@ -1,9 +1,8 @@
 """Stores sets of files that clients upload, such as a data set or a model. Methods block: call them in a thread.
 
     begin: the set's files ---> .incoming/ID/manifest.json
-    write: pieces, in order --> .incoming/ID/HASH.part --hash right--> .incoming/ID/HASH
-    finish, with the last file -------------------------> ID/                 the directory that runs name
-                                                          .files/HASH         the same file, for later sets
+    write: pieces, in order --> .incoming/ID/HASH.part --hash right--> .incoming/ID/HASH, .files/HASH for later sets
+    finish, with the last file --> ID/, the directory that runs name
 
 A directory ID/ is complete and never changes. A file that an earlier set has is linked and not sent again. Files that
 have arrived in part stay for the next try. Names come from file_set.py's checks, so they stay below their directory.
@@ -66,7 +65,7 @@ class SetState:
         upload_id: The set's id.
         path: The directory that a run may name once the set is complete.
         is_complete: Whether all files are here.
-        files: The files of the set, with their paths.
+        files: The files of the set, with how much of each is here.
     """
 
     upload_id: str
@@ -100,10 +99,10 @@ class UploadStore:
         return found
 
     def begin(self, files: list[SetFile]) -> SetState:
-        """Begin an upload, or continue it; return how much of it is here. This is a use, which delays its expiry.
+        """Begin or continue an upload; return how much of it is here. This is a use, which delays the upload's expiry.
 
         Raises:
-            Problem: 422 for files that are not a set, 413 for too many bytes, 507 without space for them.
+            Problem: 422 for files that cannot form a directory, 413 for too many bytes, 507 without space for them.
         """
         if why := why_no_set(files):
             raise Problem(422, "Invalid upload", f"These files are not a directory: {why}.")
@@ -143,8 +142,8 @@ class UploadStore:
         """Open a partly received file, to append ``size`` bytes at ``offset``; ``size`` is -1 if it is not known.
 
         Raises:
-            Problem: 404 for an unknown upload or file, 409 if the file does not go on at ``offset``, 422 if it would
-                get longer than announced, 507 without space.
+            Problem: 404 for an unknown upload or file, 409 if ``offset`` is not the number of bytes here,
+                422 if the file would get longer than announced, 507 without space.
         """
         file = next((file for file in self._manifest(upload_id) if file.sha256 == sha256), None)
         if file is None:
@@ -187,7 +186,7 @@ class UploadStore:
             )
 
     def close_part(self, upload_id: str, part: Part) -> SetState:
-        """End a piece of a file, and return the state of the upload. Keep the file if it is whole and was checked.
+        """End a piece of a file; return the upload's state. Keep a whole file, whose hash the caller has checked.
 
         The last whole file completes the set: its directory appears under the path that runs name.
 

@@ -1,7 +1,7 @@
 """Muon (https://kellerjordan.github.io/posts/muon) for matrices, and AdamW for everything else, as one optimizer.
 
-    matrices of the layers, adapters    --Muon-->   momentum, orthogonalised
-    embeddings, last projection, norms  --AdamW-->
+    matrices of the layers, adapters    --Muon-->   update: momentum, orthogonalised
+    embeddings, last projection, norms  --AdamW-->  update: momentum / root of the mean square gradient
 
 One learning rate and one schedule serve both: by default Muon's update has the size of AdamW's (arXiv 2502.16982).
 """
@@ -13,11 +13,7 @@ import torch
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Combines optimizers of different parameters into one, which has their parameter groups and one shared state.
-
-    Args:
-        optimizers: Optimizers of different parameters.
-    """
+    """Combines optimizers of different parameters into one, which has their parameter groups and one shared state."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers

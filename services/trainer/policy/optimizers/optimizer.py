@@ -31,8 +31,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the run's optimizer over the parameters: one group with weight decay, one without.
 
-    AdamW (arXiv 1711.05101) by default, with the fused kernel, which needs no temporaries. The unfused one holds two as
-    large as the embedding at its peak. Each optimizer gets the arguments that transformers' Trainer gives it.
+    AdamW (arXiv 1711.05101) by default, with the fused kernel, which needs no temporaries. The unfused kernel holds two
+    temporaries as large as the embedding. Each optimizer gets the arguments that transformers' Trainer gives it.
 
     Args:
         parameters: The trained parameters by name.

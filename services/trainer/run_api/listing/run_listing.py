@@ -26,7 +26,7 @@ class FoundRuns:
 
     Args:
         records: Newest first.
-        next_before: Where the next page begins; None on the last page.
+        next_before: The next page has only runs that were created before this position; None on the last page.
     """
 
     records: list[RunRecord]
@@ -57,7 +57,7 @@ class Wanted:
 
 
 async def find_runs(store: RunStore, wanted: Wanted, *, limit: int, before: Position | None) -> FoundRuns:
-    """Return up to ``limit`` of the wanted runs that were created before ``before``, newest first."""
+    """Return up to ``limit`` wanted runs created before ``before`` (None: from the newest on), newest first."""
     found = dict[Position, RunRecord]()
     at_once, num_looked_at = max(limit + 1, 0 if wanted == Wanted() else _AT_ONCE), 0
     while num_looked_at < max(_MAX_LOOKED_AT, limit + 1):

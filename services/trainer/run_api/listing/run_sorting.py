@@ -4,7 +4,7 @@
 
 The order of names, statuses and steps is in no list in Redis, so each page looks at every run, a few at a time, and
 keeps the places of those that are wanted; more than MAX_SORTED of them are refused. A run that changes between two
-pages may be missed or come twice, except where the order is by start, which never changes.
+pages, for example because it starts, may be missed or come twice.
 """
 
 import heapq
@@ -53,12 +53,12 @@ _VALUES: Final[Mapping[Sort, Callable[[RunRecord], float | str | None]]] = {
 
 
 async def sorted_runs(store: RunStore, wanted: Wanted, *, sort: Sort, limit: int, after: Place | None) -> SortedRuns:
-    """Return up to ``limit`` wanted runs in the order of ``sort``, after the place ``after``.
+    """Return up to ``limit`` wanted runs in the order of ``sort``, after the place ``after`` (None: from the first).
 
     Runs without a value, such as a start or a name, come last.
 
     Raises:
-        Problem: 422: more than MAX_SORTED runs are wanted.
+        Problem: 422 if more than MAX_SORTED runs are wanted.
     """
     places = [_place(record, sort) async for record in _wanted(store, wanted, sort=sort)]
     page = heapq.nsmallest(limit + 1, (place for place in places if after is None or place > after))
