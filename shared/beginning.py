@@ -1,6 +1,6 @@
 """The starting point of a run submitted with ``resume_from_checkpoint``: its weights, steps and remaining data rows.
 
-    source's checkpoint --> directory, step, steps made before, rows left --> the new run's record, its beginning.json
+    a run's checkpoint --> directory, step, steps made before, rows left --> the new run's record, its beginning.json
 
 The new run counts its policy versions and its groups from 0. The learning-rate schedule and the data continue where
 the checkpoint left off, unless only the weights are taken.
@@ -47,7 +47,7 @@ class RowCursor(msgspec.Struct, frozen=True):
 
     Attributes:
         left: The unused rows before ``next``, in the order in which groups take them.
-        next: The row after all of these. No group has used it or a later one.
+        next: The row from which on all rows are unused.
     """
 
     left: tuple[Count, ...] = ()
@@ -77,8 +77,8 @@ class Beginning(msgspec.Struct, frozen=True):
         said: The value of ``resume_from_checkpoint``.
         weights_only: Whether optimizer, schedule and data begin anew.
         run_id: The run that wrote the checkpoint; None if it is unknown, or for another directory.
-        run_name: That run's name.
-        step: Optimizer steps that run had made; None for a directory without a checkpoint.
+        run_name: The name of that run; None if it has none, or is unknown.
+        step: Optimizer steps that the checkpoint's run had made; None for a directory without a checkpoint.
         steps_before: Earlier optimizer steps that count towards ``max_steps`` and the learning-rate schedule.
         rows: The rows of the data that this run uses.
     """

@@ -1,4 +1,4 @@
-"""Every error headrace raises on purpose.
+"""The tree of headrace's errors: one class for each way in which callers handle them.
 
     HeadraceError
      +-- UserError            the caller can fix it: bad config, missing file; never retried
@@ -6,8 +6,8 @@
      +-- StateLostError       Redis no longer holds the run (wiped, or failed over to an empty server)
      +-- FencedError          a newer trainer incarnation has taken over this run; this one must exit
      +-- PushError            a weight push failed; the run goes on with the live replicas
-     +-- UnavailableError     a peer could not be reached within its deadline
-          +-- NoRoomError     Redis answers, but refuses what needs room: its memory or its disk is full
+     +-- UnavailableError     a service or Redis did not answer within its deadline, or Redis refused a command
+          +-- NoRoomError     Redis answers, but refuses to write: its memory or its disk is full
 
 Errors of other libraries are translated once, where they appear, with ``from error``.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 class HeadraceError(Exception):
-    """The base class of all errors that headrace raises on purpose; ``str(error)`` is a sentence for a person."""
+    """The base class of this tree's errors; ``str(error)`` is a sentence for a person."""
 
 
 class UserError(HeadraceError):
@@ -51,7 +51,7 @@ class PushError(HeadraceError):
 
 
 class UnavailableError(HeadraceError):
-    """A service or Redis did not answer within its deadline."""
+    """A service or Redis did not answer within its deadline, or Redis refused a command."""
 
 
 class NoRoomError(UnavailableError):

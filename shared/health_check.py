@@ -2,8 +2,7 @@
 
 A service is healthy if /readyz says so and the service takes the key that is mounted here, if there is one. With
 ``--or-waiting``, a generator is also healthy while it waits for a run, a model or weights: it has started, and others
-must provide those. ``--or-idle`` is stricter: a generator that is not ready is healthy only while it waits for a run,
-which needs no weights.
+must provide those. ``--or-idle`` is stricter: a generator that is not ready is healthy only while it waits for a run.
 
 The key is read inside the container and sent to the service only. Over TLS it is sent only to a server with the
 certificate that is mounted here; the names in that certificate are not checked. Only the standard library is imported,

@@ -4,7 +4,7 @@
     installed from a wheel      PYTHON -m pip install 'tensorboard>=2.21' 'trackio>=0.43' 'wandb>=0.31'
     a service's image           RUN PYTHON -m pip install ...   in the Dockerfile of an image built from it
 
-headrace is on no package index, so no command may ask one for it. Wheels and images know the packages of the extras.
+headrace is on no package index, so no command asks an index for it. Wheels and images know the packages of the extras.
 """
 
 import importlib.metadata

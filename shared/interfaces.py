@@ -1,6 +1,6 @@
 """Finds the network interface that has an address. NCCL needs its name, and the order of names is not reliable.
 
-A container engine numbers the interfaces of a container arbitrarily, and some of them differently at every start.
+A container engine numbers the interfaces of a container arbitrarily, and some engines differently at every start.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def interface_of(address: str) -> str | None:
 def let_nccl_use(address: str, environment: MutableMapping[str, str]) -> None:
     """Set NCCL_SOCKET_IFNAME in ``environment`` to the interface of an address of this machine.
 
-    It stays unchanged if it is already set, if the interface is loopback, or if the address is another machine's.
+    The variable stays as it is if it has a value, if the interface is loopback, or if the address is another machine's.
 
     Raises:
         OSError: The name does not resolve.

@@ -5,7 +5,7 @@ Fields, by their type:
     policy version, incarnation     0 to 10^12 - 1, and to 10^8 - 1: the digits in the name of a version's directory
     time, duration                  0 to 10^11 seconds: finite, and not milliseconds
     value, weight, component        a finite number
-    num_generations                 1 to 1,024, as in a run file
+    num_generations                 1 to 1,024
     group id                        letters, digits, ``.``, ``_`` and ``-``: it becomes part of file names
 
 A prompt group:
@@ -17,10 +17,10 @@ A completed group, in addition:
 
     it has num_generations rollouts of its own group id; their branches are 0 to num_generations - 1, each once
     rollout ids are unique
-    a rollout has at least one row, unless it is lost; the messages of its completion consist of what columns do
+    a rollout has at least one row, unless it is lost; the messages of its completion have only types that columns have
     no more tool calls failed than were made
-    all rollouts have an environment of the same type, or none has one; its attributes consist of what columns do. Its
-    reward is None if its type has none, or if the rollout is lost
+    all rollouts have an environment of the same type, or none has one. Its attributes have only column types.
+    Its reward is None if environments of its type give none, or if the rollout is lost
     nothing is scored yet
 
 Each row of a rollout:

@@ -142,7 +142,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class PlayedEnvironment(msgspec.Struct, frozen=True):
-    """The environment of a rollout, or its agent program, in its state at the end of the rollout.
+    """The environment of a rollout, or its agent program, as it was at the end of the rollout.
 
     ``name`` names its type, such as ``module:Class``. ``observation`` is the text that its ``reset`` appended to the
     prompt. ``reward`` is the result of its ``get_reward``, or the reward that the agent program reported.

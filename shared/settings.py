@@ -142,7 +142,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def name(self) -> str:
-        """Stable name of this replica. After a restart it finds its unfinished work under this name."""
+        """Stable name of this replica, under which a restarted replica finds its unfinished work."""
         return self.replica_id or replica_name(port=None if self.port in (0, _DEFAULT_PORT) else self.port)
 
     def places_of_data(self) -> FileRoots:

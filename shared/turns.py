@@ -9,10 +9,10 @@ rendered with the model's chat template, and appended. So the trained tokens are
 writes the conversation down.
 
 The request is a JSON list. The answer is JSON lines, each sent as soon as it is there: ``n`` lines for each request, in
-any order. If it ends early, the turns without a line may be asked for again. In both bodies packed arrays are base64: a
-conversation is JSON already, and the limits of JSON bodies (serving/json_body.py) hold for it. A problem+json instead
-of lines answers the whole list: 503 with Retry-After if the replica is not ready, 409 if it serves another run, 422 if
-the body is malformed. The last two have the ``kind`` of a refusal.
+any order. If the answer ends early, the turns without a line may be asked for again. In both bodies packed arrays are
+base64: a conversation is JSON already, and the limits of JSON bodies (serving/json_body.py) hold for it. A problem+json
+instead of lines answers the whole list: 503 with Retry-After if the replica is not ready, 409 if it serves another run,
+422 if the body is malformed. The last two have the ``kind`` of a refusal.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from shared.messages import Prompt, VersionSpan
 
 TURN_PATH: Final = "/internal/v1/turns"
 MAX_TURN_BYTES: Final = 8 * 1024 * 1024
-"""The limit for every HTTP body."""
+"""Most bytes of a request with several turns: the default limit for HTTP bodies (http_limits.py)."""
 
 ChatMessage = dict[str, Any]
 """A message in OpenAI's format. In tool calls, ``arguments`` is JSON in a string."""
@@ -76,7 +76,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
         num_recorded_messages: Number of these messages.
         max_tokens: Most tokens to sample; 0 for as many as the run and the context allow.
         max_row_tokens: Most tokens of the row, with the recorded and the rendered ones; 0 for as many as the context
-            allows. A conversation that leaves no room below it is refused like one that fills the context.
+            allows. A conversation that reaches this limit is refused like one that fills the context.
         n: Number of turns to sample, independently of each other, as in OpenAI's API.
     """
 
@@ -98,12 +98,12 @@ class SampledTurn(msgspec.Struct, frozen=True):
         appended_ids: Packed ids that were rendered after ``recorded_ids``; the sampled ones follow them.
         token_ids: Packed ids that were sampled, end-of-sequence included.
         logprobs: Packed logprobs of the sampled tokens, in nats; NaN means unknown.
-        version_spans: The policy versions that sampled them.
+        version_spans: The policy versions that sampled the tokens.
         finish_reason: ``stop``, or ``length`` if the limit or the context cut the turn.
         message: The sampled tokens as an assistant message: ``content``, ``tool_calls`` if there are any, and
             ``reasoning_content`` if the run has a reasoning parser. A call that is cut or malformed stays text.
         started_at_s: When the turn began, in Unix seconds.
-        ended_at_s: When it was whole.
+        ended_at_s: When the turn was whole, in Unix seconds.
     """
 
     appended_ids: bytes

@@ -1,15 +1,15 @@
 """Refuses requests without a key that has the scope of their route. Pure ASGI; all services use it.
 
-    request --> known route? --> known key? --> its scope? --> its query parameters? --> application
-                404, 405         401            403            422
+    request --> known key? --> known route? --> key has its scope? --> known query parameters? --> application
+                401            404, 405         403                    422
 
 Deny by default: a request without a known key gets a 401 even for an unknown path, and a path that is not in the
 service's table never reaches the application. Only a session's key is checked by the application itself, so a path
 below a session that does not exist is a 404 for everybody. The password of basic authentication is accepted as the key
 too, because some clients can send a key only in the URL (``http://:KEY@host``).
 
-A revoked or expired key is refused after the next check of the keys file. Streams of events or tokens that it opened
-before are cut off within two seconds.
+A revoked key is refused after the next check of the keys file, an expired key at once. Streams of events or tokens that
+such a key opened before are cut off within two seconds.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Door:
     Args:
         app: The application behind the door.
         routes: The service's routes and their scopes.
-        keyring: The keys.
+        keyring: The keys that the service accepts.
     """
 
     def __init__(self, app: App, *, routes: RouteTable, keyring: Keyring) -> None:
@@ -121,7 +121,7 @@ def _shown(name: str) -> str:
 
 
 def _need(found: Found, path: str) -> Need | None:
-    """Return the scope that a request needs. For an unknown path, any key of the right kind gets the 404 or 405."""
+    """Return the scope that a request needs, None if no key is needed. An unknown path gets a scope by its prefix."""
     if found.route is not None:
         return found.route.needs
     needs: list[Need] = [need for prefix, need in _NEEDS.items() if path.startswith(prefix)]
@@ -131,7 +131,7 @@ def _need(found: Found, path: str) -> Need | None:
 class _Watch:
     """Reports a client as disconnected to the application, once the client's key is no longer valid.
 
-    An application that reads on after the whole body waits for this message. So a stream ends in its usual way.
+    An application that streams an answer waits for this message, and ends the stream as if the client had left.
     """
 
     def __init__(self, is_good: Callable[[], bool], receive: Receive, send: Send) -> None:
@@ -164,7 +164,7 @@ class _Watch:
         await self._send(message)
 
     async def finish(self) -> None:
-        """End an answer that was cut off. Answer for the application if it gave up before its answer began."""
+        """End an answer that was cut off; if the application gave up before it began to answer, send a 401."""
         if not self._is_cut or self._is_over:
             return
         if self._has_started:

@@ -1,7 +1,8 @@
 """Wraps a service's application in its access log, key check and limits, in the same order for all services.
 
-request --> RequestLog --> HeadRequests --> Door --> HttpGuard --> application
-            id, log line   HEAD is GET      key      413, 408, 503
+request --> RequestLog --> HeadRequests --> Door -----> HttpGuard -----------------> application
+            adds an id,    makes HEAD       checks      limits the number of requests,
+            logs           a GET            the key     the size and the time of bodies
 """
 
 import asyncio
@@ -39,7 +40,7 @@ class HeadRequests:
     A body that is a stream is cut off at its first piece.
 
     Args:
-        app: An ASGI application that handles only GET.
+        app: An ASGI application that does not handle HEAD.
     """
 
     def __init__(self, app: App) -> None:

@@ -1,4 +1,4 @@
-"""The keys that a service accepts: the keys it was started with, and named keys from a file, which is reloaded.
+"""The keys that a service accepts: the keys it was started with, and named keys from a file that may change.
 
     HEADRACE_API_KEY[_FILE]         api-key        every scope of a user
     HEADRACE_INTERNAL_KEY[_FILE]    internal-key   the scope between services
@@ -35,10 +35,10 @@ class Keyring:
     """Holds the keys that a service accepts, and finds the key that a request sends.
 
     Args:
-        api: The API key, or "".
-        internal: The internal key, or "".
-        file: The file of named keys, if any.
-        look_every_s: Shortest time between two checks of the file.
+        api: The API key; empty without one.
+        internal: The internal key; empty without one.
+        file: The file of named keys; None without one.
+        look_every_s: Shortest time between two checks of the file, in seconds.
 
     Raises:
         UserError: The file is broken.
@@ -134,7 +134,7 @@ class Keyring:
 
 
 def keys_file_gauge(registry: CollectorRegistry) -> Gauge:
-    """Return the metric that reports a broken keys file; set it to ``Keyring.is_file_broken``."""
+    """Return the metric that reports a broken keys file. The caller has it call ``Keyring.is_file_broken``."""
     return Gauge(
         "headrace_keys_file_broken",
         "1 while HEADRACE_API_KEYS_FILE cannot be read, so that keys which were read earlier stay in force",

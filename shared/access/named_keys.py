@@ -81,7 +81,7 @@ def internal_key(key: str) -> NamedKey:
 
 
 def read_keys_file(path: Path) -> tuple[NamedKey, ...]:
-    """Return the keys in a file, which may have none.
+    """Return the keys in a keys file; empty if it has none.
 
     Raises:
         KeysFileError: The file cannot be read, or a line is wrong. The message has the line's number, never the key.

@@ -1,9 +1,9 @@
 """Adds keys, scopes and error answers to a service's OpenAPI document, and removes its internal routes.
 
-    document of the framework, RouteTable --> names, keys and scopes, problems of door and guard, one error
+    FastAPI's document, RouteTable --complete--> document with names, scopes, common errors and their schemas
 
-All services use it. The errors come from the layers before the application (access/, serving/), which the web framework
-does not know. Its own error schemas are replaced, because no service answers with them.
+All services use it. The common errors come from the layers before the application (access/, serving/), which FastAPI
+does not know. FastAPI's own error schemas are replaced, because no service answers with them.
 """
 
 import json
@@ -100,7 +100,7 @@ def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
     """Complete a service's OpenAPI document in place, and return it. Doing it twice changes nothing.
 
     Args:
-        document: The framework's document; it is changed.
+        document: FastAPI's document; it is changed.
         routes: The service's routes.
     """
     components = document.setdefault("components", {})
@@ -126,7 +126,7 @@ def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
 
 
 def _remove_unused(schemas: dict[str, Any], used: set[str]) -> None:
-    """Remove all schemas but the used ones and those to which they refer. The others are of internal routes."""
+    """Remove every schema, such as an internal route's, that neither is in ``used`` nor is referred to from there."""
     new = used
     while new:
         new = {name for known in new for name in _referenced(schemas.get(known))} - used

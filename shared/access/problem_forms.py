@@ -3,7 +3,7 @@
     {"type": "/problems/session-over", "title": ..., "status": 410, "detail": "..."}
     OpenAI:  {"error": {"type": "invalid_request_error", "code": "session_over", "message": "...", "param": null}}
 
-Such clients show only the form of their protocol, and all layers before an application answer with problem+json.
+Clients of such a protocol read only its own form, but all layers before an application answer with problem+json.
 """
 
 import json
@@ -21,11 +21,11 @@ _FIRST_FAILURE = 500
 
 
 class RewrittenProblems:
-    """ASGI middleware that rewrites problem+json answers. It is in front of all others, to see the errors of each.
+    """ASGI middleware that rewrites problem+json answers. It is the outermost layer, to see the errors of all others.
 
     Args:
         app: The application with its guards.
-        form_of: Returns the form of a request's errors; None to leave them as they are.
+        form_of: Returns the function that rewrites a request's errors; None to leave them as they are.
         media_type: Content type of the rewritten bodies.
     """
 

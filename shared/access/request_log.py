@@ -3,10 +3,10 @@
     headrace.access   "GET /v1/runs/run-... 200 in 3.1 ms, key ci, from 10.0.0.7"
     headrace.audit    "run.stop run-... by ci: done (202)"
 
-It is the outermost layer, so that refused requests are logged too. The id is the header X-Request-Id if that is valid,
-else a new one. It is in the answer's header of that name, in every problem+json, and in every log line that the request
-causes. Nothing that a client sent is logged as it came: paths are percent-encoded; queries and headers are left out.
-Probes that succeed, and the trainer's requests for its generators' state, are logged at level DEBUG.
+It is in front of all layers that may refuse a request, so refused requests are logged too. The id is the header
+X-Request-Id if that is valid, else a new one. The id is in the answer's header of that name, in every problem+json, and
+in every log line that the request causes. Paths are logged percent-encoded; queries and other headers are not logged.
+Probes, key checks (shared/health_check.py) and internal GET requests that succeed are logged at level DEBUG.
 """
 
 import logging

@@ -11,7 +11,7 @@
     code      upload Python code, which the rewarder and the sessions service run
     operate   edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
-    session   requests of a session, with its own key, which the application checks
+    session   requests with the key of one session, which the application checks
 
 A route that is missing here is answered with 404 or 405, even if the application has it: a forgotten route is closed.
 tests/access/test_every_route.py compares the tables with the applications.
@@ -50,13 +50,13 @@ class Route:
         path: The path as the application writes it, with ``{name}`` for a variable part.
         needs: Scope of the key; None if no key is required.
         action: Name in the audit log; empty if the route changes nothing.
-        query: Names of the query parameters; None if the application checks them itself, as vLLM does, or ignores them:
-            Anthropic's client adds ``beta``.
+        query: Names of the query parameters; None if the application checks them itself, as vLLM does, or ignores them,
+            such as the ``beta`` that Anthropic's client adds.
         lists: The query parameters that may be given several times.
-        errors: Form of the errors.
-        max_body_bytes: Largest body, if it is not the service's.
-        max_nested: Most arrays, objects and object keys of a body, if it is not the service's number.
-        is_counted: Whether its requests count towards the most that the service works on.
+        errors: Form of the errors: RFC 9457's, OpenAI's or Anthropic's.
+        max_body_bytes: Largest body, in bytes; None for the service's own limit.
+        max_nested: Most arrays, objects and object keys of a body; None for the service's own limit.
+        is_counted: Whether requests of this route count towards the service's limit of requests in progress.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a look-up: the route, or the methods that the path takes instead."""
+    """The result of a look-up: the route, or the methods that the path takes instead; neither for an unknown path."""
 
     route: Route | None
     subject: str = ""
@@ -97,7 +97,7 @@ class RouteTable:
                 self._exact.setdefault(route.path, {})[route.method] = route
 
     def find(self, method: str, path: str) -> Found:
-        """Return the route of a request. Paths without a variable part are tried first."""
+        """Look up the route of a request. Paths without a variable part are tried first."""
         wanted = "GET" if method == "HEAD" else method
         here = self._exact.get(path, {})
         if wanted in here:

@@ -1,4 +1,4 @@
-"""Makes writes survive a power loss. Without a sync, a file that was just written may be empty or absent after it."""
+"""Makes writes survive a power loss. Without a sync, a new file may be empty or missing after a power loss."""
 
 import contextlib
 import os

@@ -3,9 +3,9 @@
     path --absolute, no "..", spelled below a root?--> links followed --still below a root?--> may be used
 
 A path that is spelled outside the roots is refused without a look at the file system, so a refusal does not reveal what
-exists. Without a setting, the roots are all directories of this machine except the operating system's: the user who
-starts the services on a laptop also submits the runs, and names their own files. /etc, /proc, /run, /var and the like
-are never roots.
+exists. Without a setting, the roots are the top-level directories of this machine except the operating system's (/etc,
+/proc, /run, /var and the like), and the user's home, working and temporary directories: the user who starts the
+services on a laptop also submits the runs, and names their own files.
 """
 
 import errno
@@ -76,7 +76,7 @@ class FileRoots:
         The real location of the open file is checked, so the file cannot be replaced between the check and the reading.
 
         Raises:
-            UserError: The file may not be used.
+            UserError: The file may not be used, or is not a regular file.
             OSError: The file cannot be opened.
         """
         self.require(path, field=field)

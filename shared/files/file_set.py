@@ -2,7 +2,7 @@
 
     client: path, size, sha256 of each file --> set_id --> trainer: the same id for the same files
 
-Both ends check the paths: a trainer writes what a client names, and a client writes what a trainer names.
+Both ends check the paths, because each writes files to the paths that the other end names.
 """
 
 import hashlib

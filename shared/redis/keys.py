@@ -19,13 +19,13 @@
     headrace:{RUN}:dead                stream of dead letters
     headrace:{RUN}:seen:STREAM         set: group ids that entered that stream and are not yet acked or withdrawn
     headrace:{RUN}:leases:CONSUMERS    sorted set: consumer by lease expiry (ms, server clock)
-    headrace:{RUN}:takers              sorted set: generators that share the prompts, by the time they count until (ms)
-    headrace:{RUN}:generators          hash: replica id -> address, and what it does before it serves
+    headrace:{RUN}:takers              sorted set: generators that share the prompts, by expiry (ms, server clock)
+    headrace:{RUN}:generators          hash: replica id -> address, and its work before it serves the run
     headrace:{RUN}:refusals            hash: replica -> why it cannot serve this run
     headrace:{RUN}:started             hash: group id -> weights with which its sampling began (lineage.py)
-    headrace:{RUN}:sessions:GROUP      hash: "ROLLOUT/ENTRY", both numbers -> what was recorded in a group's sessions,
-                                       from its start (so the group is in `started`) until it is handed off or buried
-    headrace:{RUN}:required_version    the weights a generator must hold to take prompts (lineage.py)
+    headrace:{RUN}:sessions:GROUP      hash: "ROLLOUT/ENTRY", both numbers -> turn or tool result of a group's sessions;
+                                       exists from the group's start (it is in `started`) until its hand-off or burial
+    headrace:{RUN}:required_version    the oldest weights with which a generator may take prompts (lineage.py)
     headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never authoritative
 
 The run id is the hash tag, so that all keys of a run are on one node and one function call may use all of them.

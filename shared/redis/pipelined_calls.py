@@ -7,8 +7,8 @@
 
 Each call is still atomic by itself, and no call waits for others that may come. A thousand results at the same moment
 cost a few round trips on one connection instead of a thousand connections. One task sends all calls. The timeout of a
-call runs from its own start, also while other calls are sent first. It begins anew whenever Redis reports that it has
-no room.
+call runs from its own start, also while other calls are sent first. The timeout begins anew whenever Redis reports that
+it has no room.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class PipelinedCalls:
         Raises:
             FencedError: A newer trainer owns the run.
             StateLostError: The run's streams or headrace's functions are gone.
-            UnavailableError: Redis did not answer within ``timeout_s``.
+            UnavailableError: Redis did not answer within ``timeout_s``, or refused the call.
         """
         mine = _Call(function, keys, args, timeout_s, asyncio.get_running_loop().create_future())
         mine.begin_time()

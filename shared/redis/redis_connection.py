@@ -1,8 +1,8 @@
 """Opens the Redis connection of every service, without the defaults of redis-py that break streams.
 
-redis-py retries by itself, so it applies an XADD twice after a lost reply, and its socket timeout is shorter than a
-blocking read. Here only our own idempotent functions (``call``) are retried, every wait is finite, and exceptions of
-other libraries are translated to errors.py.
+By default, redis-py retries by itself, so it applies an XADD twice after a lost reply; its socket timeout is shorter
+than a blocking read. Here only calls that may be applied twice are retried (``patiently``, ``call``), every wait is
+finite, and redis-py's exceptions become those of errors.py.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ class _FullDiskError(OutOfMemoryError):
 class _CancellableWrites(aioredis.Connection):
     """Writes under asyncio.timeout, and distinguishes a full disk from a wrong request.
 
-    redis-py writes under asyncio.wait_for. On Python 3.11 that loses a cancellation that comes at the moment when the
-    write is done. A task that talks to Redis could then not be cancelled, and code that waits for it would hang.
+    redis-py writes under asyncio.wait_for. On Python 3.11, wait_for loses a cancellation that comes at the moment when
+    the write is done. A task that talks to Redis could then not be cancelled, and code that waits for it would hang.
     """
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
@@ -143,17 +143,17 @@ async def call(
     timeout_s: float = 60.0,
     waits_for_room: bool = True,
 ) -> Any:
-    """Call a headrace Redis function (functions.lua), and again after a lost reply: a second call changes nothing more.
+    """Call a headrace Redis function (functions.lua), and again after a lost reply: a second call does no harm.
 
-    If the server was wiped, the functions are loaded again if this user may load them, and the call is repeated.
+    If the server was wiped, the functions are loaded again if our Redis user may load them, and the call is repeated.
 
     A second answer may differ from the lost first one. Groups that are readmitted twice are generated twice, and
     the second results are dropped.
 
     Raises:
         FencedError: A newer trainer owns the run.
-        StateLostError: The run's streams are gone.
-        UnavailableError: Redis did not answer within ``timeout_s``.
+        StateLostError: The run's streams or headrace's functions are gone.
+        UnavailableError: Redis did not answer within ``timeout_s``, or refused the call.
         NoRoomError: Redis has no room, and ``waits_for_room`` is False.
     """
 

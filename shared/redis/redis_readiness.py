@@ -13,13 +13,13 @@ from shared.redis.redis_connection import NO_ROOM, Redis, our_functions, patient
 async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
     """Wait at a service's start until Redis answers, refuse an unusable one, and load headrace's functions.
 
-    If this user may not load functions, wait until another service has loaded them; the trainer's user may. A server
-    without room that has our functions is accepted, so that runs on it can still be inspected and ended.
+    If our Redis user may not load functions, wait until the trainer, whose user may, has loaded them. A server without
+    room that has our functions is accepted, so that runs on it can still be inspected and ended.
 
     Raises:
         UnavailableError: No answer within ``timeout_s``, or no functions.
-        UserError: The server is not a Redis, does not take the password, evicts keys, or lacks FUNCTION. The message
-            says what to change.
+        UserError: The server is not a Redis, does not take the password, evicts keys, or lacks FUNCTION; or our file
+            of CA certificates is missing. The message says what to change.
     """
     _require_certificates(client)
     await patiently(lambda: _ping(client), what="Redis PING", timeout_s=timeout_s)

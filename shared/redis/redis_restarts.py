@@ -16,7 +16,7 @@ class RestartWatch:
 
     Args:
         redis: Client of redis_connection.py.
-        every_s: Shortest time between two requests.
+        every_s: Shortest time between two requests, in seconds.
     """
 
     def __init__(self, redis: Redis, *, every_s: float = _EVERY_S) -> None:

@@ -3,7 +3,7 @@
     headrace:runs:by_id      ID         sorted as text, so ids with the same beginning are neighbours
     headrace:runs:by_name    NAME/ID    the same for the runs of one name
 
-An entry is written before the record that it is about. It may be out of date, so readers rely on the record.
+A run's entries are written before its record and may be out of date, so readers rely on the record.
 """
 
 import functools
@@ -50,7 +50,7 @@ class RunIndex:
                 await self._asked(functools.partial(self._redis.zadd, key, dict.fromkeys(entries, 0.0)))
 
     async def leave(self, run_id: str, name: str | None) -> None:
-        """Remove a run's id and name from the index."""
+        """Remove a run's id and name from the index. Raises NoRoomError if the disk of Redis is full."""
         await self._asked(lambda: self._redis.zrem(RUNS_BY_ID, run_id))
         await self.leave_name(run_id, name)
 

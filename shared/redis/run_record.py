@@ -48,7 +48,7 @@ class BestEvaluation(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The state of a run's training. Its training rank writes it about once a second.
+    """The state of a run's training, which its training rank writes about once a second.
 
     Counts leave out training that a crash has undone: ``admitted = trained + dropped + in flight`` always holds.
     """
@@ -104,7 +104,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     pause: Pause | None = None
     """Why it is paused; None unless its status is ``paused``."""
     beginning: Beginning | None = None
-    """The checkpoint that it began from; None if it began with the weights of its model."""
+    """The checkpoint, weights or adapter that it began from; None if it began with the weights of its model."""
 
     @property
     def name(self) -> str | None:

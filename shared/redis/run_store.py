@@ -39,7 +39,7 @@ class RunStore:
     def write_as(self, incarnation: int) -> None:
         """Write status and progress as this incarnation of a run's trainer from now on.
 
-        Both then raise FencedError once a newer incarnation has taken over the run.
+        Such a write raises FencedError once a newer incarnation has taken over the run.
         """
         self._incarnation = incarnation
 
@@ -173,7 +173,7 @@ class RunStore:
         return sum(status == "queued" for status in statuses.values())
 
     async def mend_lists(self) -> None:
-        """Make lists and index agree with the records. A crash, or an older release, may have left them apart."""
+        """Make lists and index agree with the records again, after a crash or an older release. Raises NoRoomError."""
         statuses = await self.statuses(await self.list_ids())
         await self.lists.mend(statuses)
         missing = statuses.keys() - await self.index.ids()
@@ -283,7 +283,7 @@ class RunStore:
         return NO_WEIGHTS if raw is None else LineageVersion.parse(raw.decode())
 
     async def delete(self, run_id: str) -> None:
-        """Delete all Redis keys of the run, such as its streams and its record. Its directory stays."""
+        """Delete all Redis keys of the run, not its directory. Raises NoRoomError if the disk of Redis is full."""
         record = await self.get(run_id)
         await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
         await self.lists.leave_others(run_id, "deleted", waits_for_room=False)

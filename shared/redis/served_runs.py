@@ -15,7 +15,7 @@ class ServedRuns:
     """The tasks of one service, one for each served run.
 
     Args:
-        serve: Serves a run until it is cancelled. If it ends by itself, it is called again.
+        serve: Serves a run until cancelled. ``follow`` calls it again if it has returned by itself.
         name: Name of the tasks, before the run's id.
     """
 

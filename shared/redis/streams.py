@@ -2,7 +2,7 @@
 
     own pending entries      --+                      +-- hand_off   published downstream and acked, in one step
     new entries              --+--> read() --> finish +-- bury       malformed, or its consumers ended several times
-    entries of the dead      --+                      +-- (nothing)  stays pending; read again after a restart
+    dead consumers' entries  --+                      +-- (nothing)  stays pending; read again after a restart
                                                       +-- give_back  left to other consumers
 
 An entry belongs to its consumer while the consumer renews its lease (lease.py), however long the work takes. Delivery
@@ -59,7 +59,7 @@ class Delivery:
         return int(first) == 1
 
     async def bury(self, reason: str) -> None:
-        """Move this entry to the dead letters, where it can be listed and replayed. Deletes its group's keys."""
+        """Move this entry to the dead letters and delete its group's keys, unless another consumer took it over."""
         stream = self.consumer.stream
         log.error("buried group %s from %s: %s", self.group_id, stream, reason, extra={"group_id": self.group_id})
         await call(
@@ -94,7 +94,7 @@ class StreamConsumer:
         dead: Key of the dead-letter stream.
         reclaim_every_s: Seconds between two looks for entries of dead consumers; None never looks.
         max_deliveries: The delivery at which an entry is buried unread; None never buries.
-        look_every_s: Seconds between two looks whether Redis was restarted.
+        look_every_s: Seconds between two checks for a restart of Redis.
         keys_of: Returns the keys that belong to the entry of a group, and are deleted with it.
     """
 
@@ -130,10 +130,10 @@ class StreamConsumer:
         self._has_lost_a_reply = False
 
     async def may_have_own(self) -> bool:
-        """Return whether Redis may have entries pending for this consumer that it does not hold as deliveries.
+        """Return whether ``read_own`` may find entries: pending for this consumer, and not yet returned by a read.
 
-        No other consumer takes them while this one lives. After a restart of Redis, entries that were handed off may
-        be back.
+        No other consumer takes such entries while this one lives. After a restart of Redis, entries that were handed
+        off may be back.
 
         Raises:
             UnavailableError: Redis did not answer for a minute.
@@ -213,7 +213,7 @@ class StreamConsumer:
         self._in_hand.discard(entry_id)
 
     def dropped(self, entry_id: str) -> None:
-        """Stop holding an entry that another consumer has taken over. If this one gets it again, it is read again."""
+        """Stop holding an entry that another consumer has taken over. If this one gets it back, a read returns it."""
         self._in_hand.discard(entry_id)
         self._has_lost_a_reply = True
 
@@ -234,8 +234,8 @@ class StreamConsumer:
     async def _fetch_lost_replies(self) -> None:
         """Find entries that are pending for this consumer but not held, for example because a reply was lost.
 
-        It does not read our pending entries again. That would count as a delivery of the entries that are being worked
-        on, and a few bad moments of the network would bury them.
+        Pending entries that are held are not read again. That would count as a delivery of entries that are being
+        worked on, and a few bad moments of the network would bury them.
         """
         after = "-"
         while page := await self._pending(min=after, max="+", count=_MAX_PENDING, consumername=self.name):
@@ -326,7 +326,7 @@ async def give_back(
     keep: Collection[str] = (),
     uncounted: Collection[str] = (),
 ) -> None:
-    """Leave a live consumer's pending entries to the other consumers of its group. It keeps its lease.
+    """Leave a live consumer's pending entries to the other consumers of its group. Its lease does not change.
 
     The entries move to a name without a lease, so they are reclaimed like a dead consumer's. This is not a delivery.
     Entries with ids in ``keep`` stay. The last delivery of entries with ids in ``uncounted`` is not counted.

@@ -98,7 +98,7 @@ class AgentOptions(Section):
         return next((name for name in AGENTIC if getattr(self, name)), None)
 
     def environment_factories(self) -> dict[str | None, str]:
-        """Return the environment factories by name. The name is None if all rollouts have the same one."""
+        """Return the environment factories by name, or one under None if all rollouts use it; empty without any."""
         given = self.environment_factory
         if given is None:
             return {}

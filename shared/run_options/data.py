@@ -44,7 +44,7 @@ class DatasetSource(Section):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file on this machine, not a data set on the hub."""
+        """Whether ``path`` ends like a data file, such as in ``.jsonl``; else it is a directory or a hub data set."""
         return self.path.endswith(LOCAL_SUFFIXES)
 
     def same_rows_as(self, other: "DatasetSource") -> bool:
@@ -215,7 +215,7 @@ class DataOptions(Section):
         return self
 
     def _configurations_and_splits(self) -> Iterator[tuple[str, str | None, str]]:
-        """Yield each setting, its value (None if it was not chosen), and the data set that it belongs to."""
+        """Yield each setting for a configuration or split, its value (None if not chosen), and the data set's path."""
         train_split = self.dataset_train_split if self.dataset_train_split != "train" else None
         yield "dataset_config", self.dataset_config, self.dataset_name or ""
         yield "dataset_train_split", train_split, self.dataset_name or ""

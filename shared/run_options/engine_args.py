@@ -4,11 +4,11 @@ Does not import vLLM, which the run API does not have.
 
     headrace's own    <    the run's `vllm:` section    <    HEADRACE_ENGINE_ARGS of a replica
 
-The later one wins. A run may set only the arguments in engine_arg_names.py. RESERVED arguments may be set in neither
+The last one wins. A run may set only the arguments in engine_arg_names.py. RESERVED arguments may be set in neither
 place. OPERATORS' arguments depend on the machine, name files there, or load code, so a run may not set them: a user who
 may submit a run may not run code on the generators.
 
-`default_max_model_len` is the default of the one argument that the checks of a run need to know.
+`default_max_model_len` returns the default of the one argument that the checks of a run need, `max_model_len`.
 """
 
 import math
@@ -241,7 +241,8 @@ def _near(name: str, known: Iterable[str]) -> str:
 def default_max_model_len(model: Mapping[str, Any]) -> int | None:
     """Return the most tokens that vLLM allows a prompt and its completion together by default; None if unknown.
 
-    A scaled rotary embedding multiplies ``max_position_embeddings``. With some methods, models state the product there.
+    A scaled rotary embedding multiplies ``max_position_embeddings``, unless models with its method, such as longrope,
+    state the product there.
 
     Args:
         model: The contents of config.json. A multimodal model has a table for its language model there.

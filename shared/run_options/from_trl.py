@@ -1,8 +1,8 @@
 """Hints for users of TRL: a replacement, or the reason, for each of TRL's options that a run does not have.
 
 Every option of TRL's ``GRPOConfig`` is a setting of a run under the same name, or is in ELSEWHERE or ABSENT. The other
-tables are about TRL's other classes. They are hints in error messages, and sections of docs/run-file.md and
-docs/coming-from-trl.md. Tests in tests/conformance compare them with TRL.
+tables are about other classes of TRL and about vLLM. All tables are hints in error messages, and sections of
+docs/run-file.md and docs/coming-from-trl.md. Tests in tests/conformance compare them with TRL.
 """
 
 from collections.abc import Mapping

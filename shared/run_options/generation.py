@@ -1,7 +1,7 @@
 """Run options for sampling and for vLLM's engine. docs/engine.md explains them.
 
 The trainer recomputes the policy at ``temperature``. Every other restriction of sampling gives the generator another
-distribution. Its logprobs are recorded, and importance sampling sees the difference.
+distribution. The generator's logprobs are recorded, so importance sampling sees the difference.
 """
 
 from typing import Any, Self, cast

@@ -1,7 +1,7 @@
 """The options of TRL's ``GRPOConfig`` 1.16 under their names and with their defaults, as a dataclass without torch.
 
-It only holds them. trl/run_config_of_trl.py turns them into the settings of a run, with a note for each option that is
-left out. docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
+The class only holds them. trl/run_config_of_trl.py turns them into the settings of a run, with a note for each option
+that is left out. docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
 import contextlib
@@ -72,7 +72,8 @@ class GRPOConfig:
         early_stopping_patience: The training ends after this many evaluations in a row without an improvement, as with
             ``transformers.EarlyStoppingCallback``.
         early_stopping_threshold: Only a larger difference from the best value is an improvement.
-        max_staleness: Most optimizer steps by which a completion may be stale; 0 takes turns, as TRL does.
+        max_staleness: Most optimizer steps by which a completion may be stale; with 0, generation and training take
+            turns, as in TRL.
         run_options: Further settings of the run, under their names in a run file; they win over all others.
 
     Raises:

@@ -19,7 +19,7 @@ _SUMS_TOKENS: tuple[LossType, ...] = ("dr_grpo", "dapo", "bnpo", "cispo")
 
 
 def what_departs_from_gspo(loss_type: str, importance_sampling_level: str) -> list[str]:
-    """Return a warning, as TRL 1.16 gives it, for sequence-level ratios in a loss that sums over tokens."""
+    """Return TRL 1.16's warning if sequence-level ratios meet a loss that sums over tokens, else an empty list."""
     if importance_sampling_level != "sequence" or loss_type not in _SUMS_TOKENS:
         return []
     return [

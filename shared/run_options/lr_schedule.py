@@ -151,7 +151,7 @@ class LrSchedule:
         return self.type not in _SAME_AT_ANY_LENGTH and "num_stable_steps" not in self.kwargs
 
     def num_warmup_steps(self, total_steps: int) -> int:
-        """Return the optimizer steps of the warm-up, as transformers counts them."""
+        """Return the number of warm-up steps in a run of ``total_steps``, as transformers counts them."""
         return steps_of(self.warmup_steps, total_steps)
 
     def misfit(self, total_steps: int, *, run: str) -> tuple[str, str] | None:

@@ -45,7 +45,7 @@ _BITSANDBYTES: Final = "bitsandbytes"
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """The memory, options, arguments and package of one optimizer."""
+    """Facts about one optimizer: its memory per parameter, its settings and arguments, and the package it needs."""
 
     moment_bytes: int
     """Bytes that it keeps for each trained parameter, without those that `moment_bytes` adds for arguments."""

@@ -46,7 +46,7 @@ class RunConfig(
     KeepingOptions,
     PushingOptions,
 ):
-    """One GRPO run. ``model`` and the data set are required; ``reward_funcs`` too, without an environment or agent."""
+    """The settings of a run. Required are ``model``, a data set and, without environment or agent, ``reward_funcs``."""
 
     # Model
     model: str = Field(description="Directory or Hugging Face id of a causal language model")
@@ -192,7 +192,7 @@ class RunConfig(
         return self
 
     def in_steps(self, total_steps: int) -> Self:
-        """Return the settings with ``save_steps``, ``eval_steps`` and ``logging_steps`` as whole numbers of steps."""
+        """Return a copy in which save, eval and logging steps are whole steps instead of shares of ``total_steps``."""
         given = {"save_steps": self.save_steps, "eval_steps": self.eval_steps, "logging_steps": self.logging_steps}
         steps = {name: max(1, steps_of(value, total_steps)) for name, value in given.items() if value is not None}
         return self.model_copy(update=steps)
@@ -211,7 +211,7 @@ class RunConfig(
         """Return the epochs of the run as transformers counts them: whole, and at least one.
 
         Args:
-            epochs_of_steps: Passes over the data set in all steps of the run. They count if ``max_steps`` is set.
+            epochs_of_steps: Passes over the data set in all steps of the run. Only used if ``max_steps`` is set.
         """
         epochs = self.num_train_epochs if self.max_steps < 0 else epochs_of_steps
         return max(1, math.ceil(epochs - 1e-9))  # 98 times 1 / 49 may be more than 2

@@ -1,7 +1,7 @@
 """A service's report of its releases, GPUs and disk, with the same body in all services; `headrace doctor` reads it.
 
     GET /v1/about            API key         trainer, rewarder, generator, sessions
-    GET /internal/v1/about   internal key    trainer, generator, sessions: they call each other
+    GET /internal/v1/about   internal key    trainer, generator, sessions, which call each other
 
 There are two routes so that each key is tried where it is used. Releases are read from the installed packages, without
 importing torch or vLLM.
@@ -28,7 +28,7 @@ _NCCL_PACKAGE = re.compile(r"nvidia-nccl-cu\d+")
 
 
 class RunsDisk(BaseModel):
-    """The disk that holds the runs' checkpoints."""
+    """The disk of the runs' checkpoints: its path, its size and its free space."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,7 +42,7 @@ class RunsDisk(BaseModel):
 
 
 class About(BaseModel):
-    """One service. Unknown fields are ignored, so that another release's report can still be read."""
+    """A service's report about itself. Unknown fields are ignored, so that another release's report can be read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -75,7 +75,7 @@ def about(
         service: The kind of service.
         replica_id: The stable name of this replica.
         environment: The environment of the processes that compute; this process's if None.
-        runs_disk: The disk with the runs' checkpoints; the trainer's only.
+        runs_disk: The disk with the runs' checkpoints; None for all services but the trainer.
     """
     torch, nccl, vllm = _releases()
     return About(

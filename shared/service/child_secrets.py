@@ -1,6 +1,6 @@
 """Hides a service's keys and Redis URL from its child processes and from other processes of the same user.
 
-    settings read --hide_secrets--> no child inherits them: reward workers, vLLM's workers, compilers, trackers
+    settings read --hide_secrets--> no child inherits secrets: reward workers, vLLM's workers, compilers, trackers
     a child that needs a secret --in_memory--> reads it from a file that exists only in its parent's memory
                                 --handed_on--> inherits that file open, and closes it when its settings are read
     other processes of the user --close_to_others, give_up_tracing--> cannot read our memory
@@ -40,7 +40,7 @@ SECRETS: Final[tuple[str, ...]] = (
 
 
 def hide_secrets(environment: MutableMapping[str, str]) -> None:
-    """Remove the secrets from this process's environment, once its settings have been read."""
+    """Remove the secrets from this process's environment and close inherited secret files, once settings are read."""
     hidden = [environment.pop(name, "") for name in SECRETS]
     for path in hidden:
         if is_handed_on(path):
@@ -69,7 +69,7 @@ def handed_on(secrets: Mapping[str, str]) -> Generator[tuple[dict[str, str], lis
 
 
 def is_handed_on(path: str) -> bool:
-    """Return whether a path names a file that this process inherited open; elsewhere it means another file."""
+    """Return whether a path names a file that this process inherited open. Such a path works in no other process."""
     return path.startswith(_OWN)
 
 
@@ -97,14 +97,14 @@ def give_up_tracing() -> None:
 
 @functools.cache
 def in_memory(secret: str) -> str:
-    """Return the path of a file in this process's memory. Its children may read it while this process lives."""
+    """Return the path of a file in memory with the secret. Our child processes can read it until we end."""
     descriptor = os.memfd_create("headrace-secret", os.MFD_CLOEXEC)
     os.write(descriptor, secret.encode())
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def _wipe(names: Collection[str]) -> None:
-    """Overwrite variables in /proc/PID/environ, as the kernel shows them. They must already be unset."""
+    """Overwrite variables in the memory that /proc/PID/environ shows. They must already be unset in ``os.environ``."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -6,7 +6,7 @@ FileMark = tuple[int, ...]
 
 
 def mark_of(path: Path) -> FileMark | None:
-    """Return a value that changes when the file does; None if the file does not exist."""
+    """Return a value that changes when the file does; None if the file cannot be examined, or does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -1,11 +1,11 @@
-"""Ends a process whose event loop has stopped. It answers no request any more, and only a restart helps.
+"""Ends a process whose event loop has stopped: it answers no request any more, and only a restart helps.
 
     event loop --beats once a second--> count <--looks once a second-- thread
                                           the same at 45 looks: the stacks of all threads to stderr, exit status 1
 
 The thread counts its looks and not the time, so a suspended process is not taken for a hung one. The thread cannot look
-while C code holds the interpreter's lock. For this case, each beat also sets a timer that does not need the lock. It is
-ten times as long, because it also runs while the process is suspended.
+while C code holds the interpreter's lock. For this case, each beat also sets a timer that does not need the lock. The
+timer is ten times as long, because it also runs while the process is suspended.
 """
 
 import asyncio

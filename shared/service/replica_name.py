@@ -25,7 +25,7 @@ def replica_name(*, port: int | None = None) -> str:
 
     Args:
         port: Port of the service, if it is not the default one. It is added to a host's name, because other replicas
-            of the service may run there.
+            of the service may run on that host.
     """
     name = socket.gethostname()
     return _compose_name(name) or (name if port is None else f"{name}-{port}")

@@ -24,7 +24,7 @@ class Stops:
         self._stopped_s = 0.0
 
     def look(self, pids: Iterable[int]) -> bool:
-        """Return whether a process among these and their children has been stopped for more than STOPPED_S.
+        """Return whether, for more than STOPPED_S, each look found one of these processes or their children stopped.
 
         Call it every ``every_s`` seconds.
         """

@@ -5,8 +5,8 @@
     HEADRACE_TLS_CA_FILE     the only CAs that are trusted when a service or a command calls another service
 
 A renewed certificate is used from the next handshake on, without a restart: the files are checked at each new
-connection, at most once a second. If they do not fit each other, or cannot be read, that is logged, and the certificate
-that was read last stays in use.
+connection, at most once a second. If certificate and key do not belong together, or cannot be read, that is logged, and
+the certificate that was read last stays in use.
 """
 
 import functools
@@ -40,7 +40,7 @@ class ServerCertificate:
     Args:
         cert_file: The certificate, with its chain.
         key_file: The certificate's key.
-        look_every_s: Shortest time between two checks of the files.
+        look_every_s: Shortest time between two checks of the files, in seconds.
 
     Raises:
         UserError: The files cannot be used.
@@ -99,7 +99,7 @@ class PeerTls:
         """Return the arguments that apply these settings to an httpx.AsyncClient.
 
         Raises:
-            UserError: The file contains no certificates.
+            UserError: ``ca_file`` cannot be read, or contains no certificates.
         """
 
         async def name_server(request: "httpx.Request") -> None:
@@ -118,7 +118,7 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
     """Return a client's SSL context that trusts only the CAs of a file; without a file, certifi's.
 
     Raises:
-        UserError: The file contains no certificates.
+        UserError: The file cannot be read, or contains no certificates.
     """
     if ca_file is None:
         import httpx

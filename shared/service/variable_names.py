@@ -53,7 +53,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP)|$)")
 
 
 def warn_of_unknown_variables(environment: Mapping[str, str], *, simulated: Iterable[str] = ()) -> None:
-    """Warn about variables that no service reads, each with the most similar known name. Values are never logged.
+    """Warn about HEADRACE_ variables that no service reads, each with the most similar known name; log no values.
 
     Args:
         environment: This process's environment.

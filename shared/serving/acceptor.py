@@ -6,8 +6,8 @@
 
 The peer with the most connections loses one. So a client with a thousand idle connections displaces no other client,
 and a probe gets in. If that peer has no idle connection, another peer loses one. A new connection is refused only if
-every open one has a request under way, and ``max_requests`` is far below ``max_connections``. asyncio's own server has
-no such limit; when file descriptors run out, it retries without a pause and logs a stack trace each time.
+every open one has a request under way, which is rare, as ``max_requests`` is below ``max_connections``. asyncio's own
+server has no such limit; when file descriptors run out, it retries without a pause and logs a stack trace each time.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Acceptor:
         self._loop.add_reader(listener, self._accept)
 
     def enforce_deadlines(self) -> None:
-        """Close connections that missed a deadline; called twice a second."""
+        """Close connections whose client missed a deadline; called twice a second."""
         now = self._loop.time()
         for connections in list(self._of_peer.values()):
             for connection in list(connections):

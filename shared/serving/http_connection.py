@@ -167,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.write_eof()
 
     def enforce_deadlines(self, now: float) -> None:
-        """Close the connection if it missed a deadline; ``now`` is the event loop's time."""
+        """Close the connection if the client missed a deadline; ``now`` is the event loop's time, in seconds."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return

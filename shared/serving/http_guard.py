@@ -38,7 +38,7 @@ _MAX_DIGITS = 18
 def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]:
     """Return an RFC 9457 body. Its ``type`` is a stable relative reference made from the title.
 
-    It contains the ``request_id`` of the current request, which is also in the request's log lines.
+    The body also has the ``request_id`` of the current request, if there is one, as the request's log lines do.
     """
     slug = "-".join(title.lower().split())
     if request_id := current_request_id():
@@ -62,7 +62,7 @@ class HttpGuard:
     Args:
         app: The application behind it.
         limits: The most requests at a time, and the largest size and duration of a body.
-        max_body_bytes: Returns the largest size of a request's body, if it is not that of the limits.
+        max_body_bytes: Returns the largest size of a request's body; None for the size in ``limits``.
         is_counted: Returns whether a request that is not a probe counts, and is refused if there are too many.
     """
 
@@ -177,7 +177,7 @@ class _Exchange:
 
 
 def declared_length(scope: Scope) -> int:
-    """Return the length of the body in bytes that a request declares; -1 if it declares a body without a length."""
+    """Return the bytes that a request declares for its body: 0 without a body, -1 if the length is not known."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     if b"transfer-encoding" in headers:
         return -1

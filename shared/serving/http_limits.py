@@ -1,4 +1,4 @@
-"""Limits for the clients of one HTTP server: how long they may be silent, and how many connections they may open."""
+"""Limits for the clients of one HTTP server: deadlines, and numbers of connections, requests and body bytes."""
 
 import resource
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class HttpLimits:
     Args:
         head_timeout_s: From the first byte of a request, or from the start of the connection, to the end of its head.
         body_timeout_s: Total time to wait for the parts of a request's body.
-        send_timeout_s: How long a client may read nothing of what it was sent.
+        send_timeout_s: How long a client may leave its answer unread.
         keep_alive_s: How long a connection is kept without a request.
         max_connections: Open connections. One more closes the oldest idle connection of the client with the most.
         max_requests: Requests in progress, without probes, pushes and turns. One more is answered 503.

@@ -1,4 +1,4 @@
-"""Runs uvicorn on a socket that its caller has opened, with deadlines and limits for clients.
+"""Runs uvicorn on a socket that the caller has opened, with deadlines and limits for clients.
 
     acceptor.py --> http_connection.py --> uvicorn --> application: access/, http_guard.py
 
@@ -27,10 +27,10 @@ class HttpServer(uvicorn.Server):
     """Serves an application until ``should_exit`` is set.
 
     Args:
-        app: The application.
-        limits: Deadlines and bounds for its clients.
+        app: The ASGI application to serve.
+        limits: Deadlines and limits for its clients.
         certificate: The server's certificate; None serves plain HTTP.
-        drain_s: How long requests may go on once ``should_exit`` is set.
+        drain_s: How long requests may go on once ``should_exit`` is set, in seconds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections that missed a deadline, besides uvicorn's own work. Called ten times a second."""
+        """Close connections whose client missed a deadline, besides uvicorn's own work. Called ten times a second."""
         if counter % _TICKS_BETWEEN_DEADLINES == 0:
             for acceptor in self._acceptors:
                 acceptor.enforce_deadlines()

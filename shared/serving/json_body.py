@@ -35,7 +35,7 @@ def decode_json(body: bytes, *, max_nested: int = MAX_NESTED) -> Any:
     """Decode a JSON body. NaN, infinities and lone surrogates are refused, because they are not JSON.
 
     Raises:
-        BodyError: 400 if it is malformed; 422 if it has more arrays, objects and object keys than ``max_nested``.
+        BodyError: 400 if it is malformed; 422 as in ``refuse_nested``.
     """
     refuse_nested(body, max_nested=max_nested)
     try:
@@ -49,7 +49,7 @@ def decode_json(body: bytes, *, max_nested: int = MAX_NESTED) -> Any:
 
 
 def refuse_nested(body: bytes, *, max_nested: int = MAX_NESTED) -> None:
-    """Raise BodyError 422 if a body has more arrays, objects and keys than ``max_nested``. Nothing is decoded."""
+    """Raise BodyError 422 if a body has more arrays, objects and keys than ``max_nested``, or too many values."""
     if not _has_more_than(body, max_nested):
         return
     detail = f"The body has more than {max_nested} arrays, objects and object keys, or {_MAX_VALUES} values."
@@ -57,7 +57,7 @@ def refuse_nested(body: bytes, *, max_nested: int = MAX_NESTED) -> None:
 
 
 def _has_more_than(body: bytes, most: int) -> bool:
-    """Whether a body has more arrays, objects and object keys than ``most``. Characters inside strings do not count."""
+    """Whether a body has too many values, or more arrays, objects and object keys than ``most``, outside strings."""
     if _count(body) <= most and body.count(b",") <= _MAX_VALUES:
         return False
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -1,11 +1,11 @@
 """Opens the sockets that a service listens on, or takes them from the process that started it.
 
-    by itself                  binds HEADRACE_HOST and HEADRACE_PORT
+    a service by itself        binds HEADRACE_HOST and HEADRACE_PORT
     `headrace up`, systemd     pass a socket that was bound when they picked the port
 
-They open before anything slow happens. A socket is passed as systemd does it (sd_listen_fds(3)): file descriptors from
-3 on, their names in LISTEN_FDNAMES, for the process LISTEN_PID. Child processes of a service inherit the variables, but
-neither the sockets nor the process id.
+The sockets open before anything slow happens. A socket is passed as systemd does it (sd_listen_fds(3)): file
+descriptors from 3 on, their names in LISTEN_FDNAMES, for the process LISTEN_PID. Child processes of a service inherit
+the variables, but neither the sockets nor the process id.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def listening_socket(host: str, port: int, *, name: str = HTTP) -> socket.socket
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet. Until one does, other processes can bind the same port too.
+    """Return a bound socket that does not listen yet. Until it listens, other processes can bind the same port too.
 
     asyncio turns Nagle's algorithm off only on sockets whose protocol is spelled out, and accepted sockets inherit the
     protocol of the listening socket. With it on, an answer's body waits 40 ms for the client to acknowledge its head.
@@ -75,7 +75,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class _HandedOn(socket.socket):
-    """A socket that the passing process has a copy of. Closing it here also stops the copy from listening."""
+    """A socket that was passed by a process that keeps a copy. Closing it here also stops the copy from listening."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ def decode_cursor(cursor: str, position: type[_PositionT]) -> _PositionT:
     """Return the position in a cursor, as a value of the type ``position``.
 
     Raises:
-        BodyError: 400 if no page of this list had the cursor.
+        BodyError: 400 if the text is not a cursor, or not one with such a position.
     """
     try:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)

@@ -21,7 +21,7 @@ def message_of(error: BaseException) -> str:
 
 
 def users_trace(error: BaseException) -> str:
-    """Return an exception's stack trace for the log, without headrace's own frame. A long text loses its middle."""
+    """Return an exception's last 8 frames and its message, without our own frame. A long text loses its middle."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     trace = "".join(traceback.format_exception(type(error), error, frames, limit=-8))
     if len(trace) > _MAX_TRACE_CHARS:

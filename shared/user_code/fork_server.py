@@ -60,7 +60,7 @@ class StartedWorker:
         return bool(wait([self._process.sentinel], timeout_s))
 
     def how_it_ended(self) -> str:
-        """Return text that continues "its worker process died:". Blocks for a few seconds until the process ends."""
+        """Return text that continues "its worker process died:". Waits a few seconds at most for the process to end."""
         if not self.wait(_JOIN_TIMEOUT_S):
             return "it does not end, even when it is killed"
         if not _exit_codes.acquire(timeout=_JOIN_TIMEOUT_S):
@@ -81,7 +81,7 @@ class StartedWorker:
 def start(channel: socket.socket, limits: Limits, kind: TaskKind[Any, Any]) -> "Future[StartedWorker]":
     """Start a worker process in a daemon thread, and give it ``channel``, its end of the socket to the service.
 
-    The future's exception is a WorkerStartError.
+    If that fails, the future's exception is a WorkerStartError.
     """
     started: Future[StartedWorker] = Future()
     started.set_running_or_notify_cancel()

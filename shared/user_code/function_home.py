@@ -23,7 +23,7 @@ _C_FUNCTIONS = frozenset({"_ctypes", "_cffi_backend"})
 
 
 def foreign_home(name: str, module: ModuleType, places: Places) -> str | None:
-    """Return the origin of a function that ``module`` only imports and that may not be called; None if it may be."""
+    """Return the origin of a function that ``module`` only imports and that may not be called, else None."""
     exported: Any = getattr(module, "__all__", None)
     if isinstance(exported, (list, tuple)) and name in cast("list[object]", exported):
         return None

@@ -54,9 +54,9 @@ def load_function(name: str, *, places: Places, sources: Sources | None = None, 
 
 
 def read_function(name: str, *, places: Places, may_be_class: bool = False) -> tuple[Function, Sources | None]:
-    """Load a function from the current files, and return it with a snapshot of them, or None without source code.
+    """Load a function from the current files. Return it with a snapshot of them, or with None without source code.
 
-    The process must not have imported them, except for another function of the same module: both have one version.
+    The files must not have been imported before, except for another function of the module, which has the same version.
 
     Raises:
         UserError: The function cannot be loaded. The message says what to do.

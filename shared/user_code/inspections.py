@@ -4,7 +4,7 @@
 
 Importing a module runs the user's code, so each import has a new process that ends afterwards. Nothing of the module
 stays in the service or in a worker that other calls wait for. An import may take seconds, so inspections of a module's
-functions share one until it begins.
+functions share one import until it begins.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ _NO_MEMORY = "failed to map segment", "can't allocate memory"
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The address space and the number of open files of one worker."""
+    """Limits on the address space and the number of open files of one worker."""
 
     memory_bytes: int
     open_files: int

@@ -49,7 +49,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 class Sources(msgspec.Struct, frozen=True):
     """One version of a user's module: its own file first, then the files it imports from the operator's directories.
 
-    ``version`` is the first digits of the SHA-256 of its file. With several files, it is that of the list of hashes.
+    ``version`` is the first digits of a SHA-256: of the file's content, or with several files, of their listed hashes.
     """
 
     module: str
@@ -139,7 +139,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
     def use(self, sources: Sources) -> None:
         """Make later imports use this version of a user's module and its files, and forget their other versions.
 
-        All its modules are forgotten together: a module that stayed would still refer to the old ones.
+        All modules of the version are imported anew: a module that stayed would refer to old versions of the others.
         """
         is_same = self._used.get(sources.module) == sources.key
         if is_same and all(self._files.get(file.module) == file for file in sources.files):

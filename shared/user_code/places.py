@@ -48,10 +48,10 @@ class Places(msgspec.Struct, frozen=True):
     """The operator's directories and packages from which users' functions may be loaded.
 
     Args:
-        directories: The directories of HEADRACE_REWARD_PATH, absolute.
-        packages: The dotted names of HEADRACE_REWARD_MODULES. Each includes all its submodules.
-        role: ``reward`` or ``tool``. The names of options contain it.
-        service: The service that runs them, for messages.
+        directories: The absolute paths in the variable ``path_option``.
+        packages: The dotted names in the variable ``modules_option``. Each includes all its submodules.
+        role: ``reward`` or ``tool``. The names of the variables contain it.
+        service: The service that runs the functions, for messages.
     """
 
     directories: tuple[str, ...] = ()

@@ -66,7 +66,7 @@ class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
         ...
 
     def read(self, name: str) -> tuple[Function, Sources | None]:
-        """Load a function from the current files, and return it with their version. Called in the worker.
+        """Load a function from the current files. Return it with their version, if it has one. Called in the worker.
 
         Raises:
             UserError: The function cannot be loaded.

@@ -32,7 +32,7 @@ _FrameT = TypeVar("_FrameT")
 class Task(msgspec.Struct, frozen=True, tag=True):
     """Asks a worker to call ``function`` with ``call``, the arguments as the kind of task encodes them.
 
-    The worker limits its processor time with ``timeout_s``, and that of importing its module with ``import_timeout_s``.
+    ``timeout_s`` limits the worker's processor time for the call, and ``import_timeout_s`` for importing its module.
     ``version`` is the key of the module's version; if empty, the current file is used. ``sources`` is this version, or
     None if this worker has received it before.
     """
@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 class Inspect(msgspec.Struct, frozen=True, tag=True):
     """Asks a worker to describe ``function``, and to check that it takes these keyword arguments.
 
-    ``sources`` is the version of its module; if None, the current files are used.
+    ``sources`` is the version of the function's module; if None, the current files are used.
     """
 
     function: str
@@ -57,7 +57,7 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The base class of answers to a task. Each kind of task adds its own fields."""
+    """The base class of answers to a task, with whether memory ran out. Each kind of task adds its own fields."""
 
     is_out_of_memory: bool = False
 

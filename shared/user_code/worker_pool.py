@@ -4,10 +4,10 @@
     lane B: [call] --------------+--> next free worker --> started --> answered        --> free again
     lane C: [call, call] --------+    lanes take turns            +--> deadline, crash --> killed and replaced
 
-A lane is a run, or the HTTP routes, for example. If a lane has many or slow calls, the others wait for a free worker,
-but not for its whole queue. A function's deadline does not run while the call waits or while its module is imported:
-both have limits of their own. A call whose worker died is tried once more, because the cause is not known; so is one
-that finds no memory beside the other modules of its worker, which is then replaced.
+A lane is a run, or the HTTP routes, for example. If a lane has many or slow calls, other lanes wait for a free worker,
+but not for that lane's whole queue. A function's deadline does not run while the call waits or while its module is
+imported: both have limits of their own. A call whose worker died is tried once more, because the cause is not known. A
+call that finds no memory beside the other modules of its worker is tried in another; the full worker is replaced.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class _FullError(Exception):
 
 
 class PoolMetrics(Protocol):
-    """The metrics that a pool updates."""
+    """Counts the replaced workers and the waiting calls of a pool."""
 
     def worker_replaced(self, reason: str) -> None:
         """Count a worker that is replaced: ``died``, ``renewed``, ``cancelled``, or the outcome of a failed call."""
@@ -73,8 +73,8 @@ class PoolMetrics(Protocol):
 class WorkerPool(Generic[AnswerT, DescriptionT]):
     """A pool of ``num_workers`` processes that run users' functions. Use it as an async context manager.
 
-    ``role`` says in messages what the functions are, and is part of the name of the option for ``num_workers``. By
-    default it is the role of the kind's places.
+    ``role`` names the kind of function in messages, and in the variable for ``num_workers``
+    (HEADRACE_NUM_ROLE_WORKERS). By default it is the role of the kind's places.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         self._discard_old()
 
     def forget(self, module: str) -> None:
-        """Replace the workers that have a version of ``module`` in memory, once they are free: it has no more calls."""
+        """Replace the workers that have a version of ``module`` in memory, once free, because it gets no more calls."""
         for worker in self._alive:
             if worker.was_given(module):
                 worker.generation = _FORGOTTEN

@@ -119,7 +119,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         """Send a task; return its answer, or `Refused` if its function cannot be loaded, and the seconds that it ran.
 
         Raises:
-            CallFailure: A deadline passed, or the worker broke the protocol. It must be killed.
+            CallFailure: A deadline passed, or the worker broke the protocol. The worker must be killed.
             WorkerDiedError: The worker died, or was stopped.
         """
         try:

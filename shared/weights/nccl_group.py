@@ -4,7 +4,7 @@
 
 ``torch.distributed`` cannot share a bare unique id, and neither it nor vLLM's communicator can end a rank's wait for
 others. This communicator is non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once, and its
-progress is polled up to a deadline. A rank that never enters, or dies in a broadcast, costs the others a deadline.
+progress is polled up to a deadline. If a rank never enters, or dies in a broadcast, the others wait until then.
 """
 
 import ctypes
@@ -111,7 +111,7 @@ class NcclGroup:
         Args:
             one: A tensor of one float32, to be summed over all ranks.
             world_size: Number of ranks.
-            timeout_s: Deadline of all this.
+            timeout_s: Seconds for entering and the all-reduce together.
 
         Raises:
             PushError: Not all ranks came in time, NCCL failed, or the group was closed.

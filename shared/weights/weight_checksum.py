@@ -3,8 +3,8 @@
     bytes of a parameter --> digest of the parameter    (name, digest) of all --> checksum of the set
 
 The bytes are taken as a matrix of 64-bit words. Its row sums and column sums, both modulo 2**64, are hashed with
-BLAKE2b. One changed word changes a sum of each kind. Words or blocks that trade places change sums of one kind. A hash
-over all bytes would be slower than the transfers that it checks.
+BLAKE2b. One changed word changes a sum of each kind. Words or blocks that trade places change sums of at least one
+kind. A hash over all bytes would be slower than the transfers that it checks.
 """
 
 import hashlib

@@ -35,7 +35,7 @@ class WeightFile(ControlBody):
 
 
 class Manifest(ControlBody):
-    """The content of a policy version's manifest.json: its files, and the version it changes if it is a delta."""
+    """The content of a policy version's manifest.json: its files, its checksum and, if it is a delta, its base."""
 
     format_version: Literal[1] = 1
     run_id: str

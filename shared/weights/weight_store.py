@@ -1,4 +1,4 @@
-"""Stores files of weights under one root: a local directory, or an object store, both through fsspec.
+"""Stores files of weights under one root: a local directory, or an object store through fsspec.
 
     write(path, bytes)   appears whole or not at all      read(path)   all of it, or bytes start to end
     names()              directories under the root       remove(name) a directory with all that is in it
@@ -58,7 +58,7 @@ class WeightStore:
                 self._files.pipe_file(where, data)
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Return bytes ``start`` to ``end`` of a file, ``end`` excluded; fewer if the file ends before."""
+        """Return bytes ``start`` to ``end`` (excluded) of a file, by default all; fewer if the file ends before."""
         where = f"{self._root}/{path}"
         with _translated(f"weights cannot be read from {where}"):
             data: bytes = self._files.cat_file(where, start=start, end=end)

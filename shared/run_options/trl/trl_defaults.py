@@ -1,7 +1,7 @@
 """The options of ``trl grpo --config`` in TRL 1.16, with their defaults.
 
 They are the fields of ``GRPOConfig`` (grpo_config.py), ``GRPOScriptArguments``, ``ModelConfig`` and
-``DatasetMixtureConfig``. TRL is not needed to read its files. A test in tests/conformance compares them with TRL.
+``DatasetMixtureConfig``. TRL need not be installed. A test in tests/conformance compares the options with TRL's.
 """
 
 from collections.abc import Mapping
