@@ -1,7 +1,7 @@
 """The part of headrace that users touch: Python interface, command line, HTTP client and local launcher.
 
-``GRPOTrainer`` and ``GRPOConfig`` have TRL's interface. ``Client`` talks to a running deployment over HTTP. They are
-imported only when they are accessed, so that the command line starts at once.
+``GRPOTrainer`` and ``GRPOConfig`` have TRL's interface. ``Client`` talks to a running deployment over HTTP. All
+three are imported only when they are accessed, so that the command line starts at once.
 """
 
 import importlib

@@ -12,10 +12,10 @@ from shared.errors import UserError
 
 
 def redis_address(url: str, environment: Mapping[str, str]) -> str:
-    """Return the Redis URL, with the password from HEADRACE_REDIS_PASSWORD_FILE added if the URL has none.
+    """Return a Redis URL. If it has no password, add the one in the file that HEADRACE_REDIS_PASSWORD_FILE names.
 
     Raises:
-        UserError: The URL is not a Redis address, or the file holds no password.
+        UserError: The URL is neither empty nor a Redis address, or the file holds no password.
     """
     if not url:
         return ""

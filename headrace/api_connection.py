@@ -1,4 +1,4 @@
-"""Sends HTTP requests to one run API: single requests, paged lists, event streams and file downloads.
+"""Sends HTTP requests to one run API or rewarder: single requests, paged lists, event streams and file downloads.
 
 Errors of httpx are raised as HeadraceApiError with a readable message. Every request has a timeout. The proxy variables
 of the environment are ignored.
@@ -23,12 +23,12 @@ _SILENCE_S = 45.0
 
 
 class HeadraceApiError(HeadraceError):
-    """The run API refused a request, or could not be reached.
+    """The run API, or another service of headrace, refused a request or could not be reached.
 
     Args:
-        message: A sentence, such as the problem's ``detail``.
-        status: HTTP status; None without an answer.
-        problem: The RFC 9457 body, if there was one.
+        message: A sentence, such as the ``detail`` in ``problem``.
+        status: The answer's HTTP status; None without an answer, and for a success that is not a headrace service's.
+        problem: The answer's RFC 9457 body; without one, the attribute is an empty dictionary.
     """
 
     def __init__(self, message: str, *, status: int | None = None, problem: Mapping[str, Any] | None = None) -> None:
@@ -46,13 +46,13 @@ class ApiConnection:
 
     Args:
         base_url: The service's URL, without a slash at the end.
-        key: The API key.
-        timeout_s: Longest wait for an answer.
-        ca_file: PEM file with the CAs to trust.
+        key: The API key, which is sent as a bearer token.
+        timeout_s: Longest wait for an answer. Connecting may take at most 5 s of it.
+        ca_file: PEM file with the CAs to trust; None for the public CAs.
         service: The service's name in error messages.
 
     Raises:
-        UserError: ``ca_file`` holds no certificates, the key has characters that no key has, or the URL is invalid.
+        UserError: ``ca_file`` holds no certificates, ``key`` is not printable ASCII, or ``base_url`` is invalid.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ApiConnection:
         """Request ``/livez``, and wait for any answer for at most ``timeout_s``.
 
         Raises:
-            HeadraceApiError: The API does not answer, or cannot be reached.
+            HeadraceApiError: The service does not answer, or cannot be reached.
         """
         try:
             self._http.get("/livez")
@@ -96,13 +96,13 @@ class ApiConnection:
 
         Args:
             method: The HTTP method.
-            path: The path below the API's URL.
-            num_tries: Number of attempts, if no answer arrives.
+            path: The path below the service's URL.
+            num_tries: Most attempts. Only a request without an answer is repeated.
             timeout_s: Longest wait for the answer; ``timeout_s`` of this client if left out.
             request: Further arguments of ``httpx.Client.request``, such as ``json`` and ``params``.
 
         Raises:
-            HeadraceApiError: The API refused the request, cannot be reached, or is not a headrace service.
+            HeadraceApiError: The service refused the request, cannot be reached, or is not headrace's.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         for tries_left in reversed(range(num_tries)):
@@ -128,7 +128,7 @@ class ApiConnection:
         return cast("dict[str, Any]", body)
 
     def pages(self, path: str, items: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """Yield the entries of the list ``items`` in all pages of an answer. Each page is fetched when it is needed."""
+        """Yield the entries of the list ``items`` on all pages at ``path``. Each page is fetched when it is needed."""
         while True:
             page = self.request("GET", path, params=params)
             if not isinstance(page.get(items), list):
@@ -142,12 +142,12 @@ class ApiConnection:
         """Yield the server-sent events of one stream until it ends.
 
         Args:
-            path: The path below the API's URL.
+            path: The path below the service's URL.
             last_event_id: Continue after the event with this id; None begins with the oldest event that is kept.
             on_open: Called once the API has accepted the request.
 
         Raises:
-            HeadraceApiError: The API refused the request, the stream broke off, or it was silent for 45 s.
+            HeadraceApiError: The API refused the request, cannot be reached or was silent for 45 s, or a stream broke.
         """
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
@@ -167,7 +167,8 @@ class ApiConnection:
         """Download a file from byte ``first`` to its end, and pass each chunk to ``take``.
 
         Raises:
-            HeadraceApiError: The API refused the request, or the connection broke off (then ``status`` is None).
+            HeadraceApiError: The API refused the request or sent another part of the file, or the connection failed.
+                Only for a failed connection, ``status`` is None.
         """
         headers = {"Range": f"bytes={first}-", "Accept-Encoding": "identity"}
         timeout = httpx.Timeout(self._timeout_s, connect=_CONNECT_S)

@@ -63,7 +63,7 @@ def positive(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Parse a random seed, a whole number of at least 0, or raise ArgumentTypeError."""
+    """Parse a random seed, a whole number of at least 0, for an argparse ``type=``, or raise ArgumentTypeError."""
     return _at_least(0, text)
 
 

@@ -1,7 +1,7 @@
 """HTTP GET requests with one deadline for the whole request. A failure is returned in the Answer and never raised.
 
 httpx's timeout applies to each read, so a server that sends one byte at a time could keep a client waiting for ever.
-A body over 4 MiB is not read to its end, because a different server may listen on that port.
+A body over 4 MiB is not read to its end, because the URL may lead to a server that is not headrace's.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ class Answer:
 
     Args:
         status: HTTP status; 0 without an answer.
-        body: The decoded JSON; None if the body is not JSON.
+        body: The decoded JSON; None if the body is not JSON, or longer than 4 MiB.
         why: Why the request failed; empty if there was an answer.
-        clock_ahead_s: Seconds by which the server's clock is ahead of ours, from its Date header; None without one.
+        clock_ahead_s: Seconds that the server's clock is ahead of ours, negative if behind; None without a Date header.
     """
 
     status: int = 0
@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def detail(self) -> str:
-        """The answer's ``detail`` or ``reason`` on one line, at most 300 characters."""
+        """The answer's ``detail`` or ``reason`` on one line, at most 300 characters; empty without both."""
         text = self.get("detail") or self.get("reason") or ""
         return " ".join(str(text).split())[:300]
 
@@ -91,7 +91,7 @@ class Asker:
         """Send GET requests for all pages of a list, following ``next_cursor``.
 
         Returns:
-            The first page, with the objects of all pages in its member ``items``. If a later page fails, its answer.
+            The first page, with the objects of all pages in the member named by ``items``, or the first failed answer.
         """
         first = page = await self.get(url, key=key)
         found = page.objects(items)
@@ -140,9 +140,9 @@ async def asking(*, timeout_s: float, is_abroad: bool = False, tls: PeerTls = PU
 
 
 def _clock_ahead_s(date: str | None, *, asked_at: float, heard_at: float) -> float | None:
-    """Return by how many seconds a Date header lies outside the time between request and response.
+    """Return by how many seconds a Date header is later than the response or, negative, earlier than the request.
 
-    The header is truncated to whole seconds, so it may be up to one second early.
+    It is 0 between the two, and None without a valid date. Dates have whole seconds, so one may be a second early.
     """
     if date is None:
         return None

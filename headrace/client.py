@@ -54,7 +54,7 @@ class Submission:
     Args:
         run: The run; None if the config was only checked.
         warnings: Notes on settings that may surprise. They do not keep the run from starting.
-        derived: Numbers that follow from the settings: steps, prompt groups, completions.
+        derived: Quantities that follow from settings and data, such as ``steps``, ``prompt_groups`` and ``columns``.
     """
 
     run: Run | None
@@ -75,13 +75,13 @@ class HeadraceClient:
     Args:
         base_url: The run API's URL, such as ``http://127.0.0.1:8400``.
         key: The API key; ``headrace up`` prints where it is kept.
-        timeout_s: Longest wait for an answer.
+        timeout_s: Longest wait for an answer, except to submits, checks and file transfers.
         submit_timeout_s: Longest wait for the answer to a submit or a check, for which the API reads model and dataset;
             ``timeout_s`` if left out.
         ca_file: PEM file with the CAs to trust, for an ``https://`` API whose certificate is not from a public CA.
 
     Raises:
-        UserError: ``ca_file`` holds no certificates.
+        UserError: ``ca_file`` holds no certificates, ``key`` is not printable ASCII, or ``base_url`` is invalid.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class HeadraceClient:
         self._api.close()
 
     def submit(self, config: Mapping[str, Any]) -> Submission:
-        """Submit a run. A request without an answer is repeated with the same Idempotency-Key, so it makes one run.
+        """Submit a run. A request without an answer is repeated with the same Idempotency-Key, to make only one run.
 
         While the API still handles the first request, or after a proxy gave up waiting for it, the request is repeated
         for at most ``submit_timeout_s``.
@@ -143,11 +143,11 @@ class HeadraceClient:
             time.sleep(_ASK_AGAIN_S)
 
     def check(self, config: Mapping[str, Any]) -> Submission:
-        """Validate a run config with its dataset, model and rewards, without creating a run."""
+        """Check a run config with its dataset, model and rewards, and return a Submission without a run."""
         return _submission(self._offer(config, params={"dry_run": "true"}))
 
     def wait_until_heard(self) -> None:
-        """Wait for any answer of the API, to notice one that is down before a submit with its much longer timeout.
+        """Wait for any answer of the API, to notice that it is down before a submit, whose timeout is much longer.
 
         Raises:
             HeadraceApiError: The API does not answer.
@@ -162,7 +162,7 @@ class HeadraceClient:
         tags: Collection[str] = (),
         sort: Sort | None = None,
     ) -> list[Run]:
-        """Return the runs with one of these statuses, this name and all of these tags, newest first or by ``sort``."""
+        """Return the runs with any of ``status``, this ``name`` and all of ``tags``, newest first or by ``sort``."""
         return [*self.each_run(status=status, name=name, tags=tags, sort=sort)]
 
     def each_run(
@@ -207,7 +207,7 @@ class HeadraceClient:
     @overload
     def metrics(self, run_id: str, *, dataframe: DataFrames) -> Any: ...
     def metrics(self, run_id: str, *, dataframe: DataFrames | None = None) -> Any:
-        """Return the metrics of every optimizer step so far, oldest first."""
+        """Return the metrics of every optimizer step so far, oldest first: dictionaries, or a data frame."""
         return self._rows(run_id, "metrics", dataframe)
 
     @overload
@@ -215,7 +215,7 @@ class HeadraceClient:
     @overload
     def evaluations(self, run_id: str, *, dataframe: DataFrames) -> Any: ...
     def evaluations(self, run_id: str, *, dataframe: DataFrames | None = None) -> Any:
-        """Return the metrics of every evaluation so far, oldest first. Their names begin with ``eval_``."""
+        """Return the metrics (``eval_...``) of every evaluation so far, oldest first: dictionaries, or a data frame."""
         return self._rows(run_id, "evaluations", dataframe)
 
     @overload
@@ -223,7 +223,7 @@ class HeadraceClient:
     @overload
     def rollouts(self, run_id: str, *, step: int | None = None, dataframe: DataFrames) -> Any: ...
     def rollouts(self, run_id: str, *, step: int | None = None, dataframe: DataFrames | None = None) -> Any:
-        """Return the rollouts trained in ``step``; by default, of the newest step that was logged."""
+        """Return the rollouts of ``step``, by default the newest that was logged: dictionaries, or a data frame."""
         return self._rows(run_id, "rollouts", dataframe, **({} if step is None else {"step": step}))
 
     def event_frame(self, run_id: str, *, dataframe: DataFrames = "pandas", patience_s: float = 60.0) -> Any:

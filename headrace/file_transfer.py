@@ -3,7 +3,7 @@
     upload:   hash every file --> POST /v1/uploads --> PUT the missing bytes --> return the path for a run's config
     download: GET .../model --> GET .../model/file from the first missing byte on --> check the hash --> rename
 
-A broken connection is retried for a minute. Then the error is raised, and a later call continues the transfer.
+A transfer without progress is retried for a minute. Then the error is raised, and a later call continues the transfer.
 """
 
 import contextlib
@@ -69,8 +69,8 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
 
     Args:
         api: Connections to the run API.
-        where: Path of the model's files below the API's URL.
-        directory: Where they are written.
+        where: Path of the run's model below the API's URL.
+        directory: Where the files are written.
         on_progress: Called with the number of bytes that have arrived, and the total.
 
     Raises:
@@ -95,7 +95,7 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
 
 
 class _Upload:
-    """The upload of one set of files, with the number of bytes of each that the services have received.
+    """The upload of one set of files, with the number of bytes of each file that the services have received.
 
     Args:
         api: Connections to the run API.
@@ -112,7 +112,7 @@ class _Upload:
         self._patience = _Patience()
 
     def send(self, sources: dict[str, Path]) -> str:
-        """Send the missing bytes of all files, and return the directory that the services keep them in.
+        """Send the missing bytes of all files, and return the directory in which the services keep them.
 
         Args:
             sources: The local path of each file, by its SHA-256 hash.
@@ -201,7 +201,7 @@ class _Patience:
 
 
 def files_in(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name in the upload and the local path of each file in ``path``. Hidden files are left out.
+    """Yield name in the upload and local path of a file, or of all files in a directory except hidden ones.
 
     Raises:
         UserError: ``path`` does not exist, cannot be read, or has a link to a file that does not exist.
@@ -240,7 +240,7 @@ def _hash(path: Path) -> str:
 
 
 def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Callable[[int], object]) -> None:
-    """Download one file, unless it is there already. Waits while another download writes it to the same directory."""
+    """Download one file to ``target``, unless it is there already. Waits while another download writes this file."""
     if target.is_file() and target.stat().st_size == file.size and _hash(target) == file.sha256:
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Decides whether a module is installed or is a user's own file.
 
-When a user's code is sent to the services, they import the installed modules that it uses. Code in the user's own
-files is sent as source text.
+When a user's code is sent to the services, the code in the user's own files is sent as source text. Installed modules
+are not sent: the services import them.
 """
 
 import functools
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module is in the standard library or an installed package, and not a file of the user."""
+    """Return whether an imported module belongs to the standard library, headrace or an installed package."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return top != "__main__"

@@ -1,10 +1,9 @@
-"""Finds the key for a service. It comes from the same place as the service's address, so no key is sent elsewhere.
+"""Finds the key for a service in the same place as the service's address, so that no key is sent to another service.
 
-    --url, HEADRACE_URL             HEADRACE_API_KEY; if that is empty, the file that HEADRACE_API_KEY_FILE names
-    --state-dir, HEADRACE_STATE_DIR,
-    ./.headrace                     the keys that `headrace up` made there; the environment is ignored
+    --url, HEADRACE_URL                           --> the key in HEADRACE_API_KEY or in the file HEADRACE_API_KEY_FILE
+    --state-dir, HEADRACE_STATE_DIR, ./.headrace  --> the keys that `headrace up` made there, whatever the environment
 
-A key is never a command-line option, because command lines are public.
+A key is never a command-line option, because every user of a machine can read command lines.
 """
 
 import os
@@ -25,7 +24,7 @@ class KnownKey:
 
     Args:
         key: The secret.
-        source: The variable that holds the key, or the ``_FILE`` variable and its path. For messages.
+        source: The variable that holds the key, or the ``_FILE`` variable with the file's path. For messages.
     """
 
     key: str = field(default="", repr=False)
@@ -33,7 +32,7 @@ class KnownKey:
 
 
 def key_of_environment(name: KeyName, environment: Mapping[str, str] = os.environ) -> KnownKey:
-    """Return the key in HEADRACE_API_KEY or HEADRACE_INTERNAL_KEY, or else the one in the file that ..._FILE names.
+    """Return the key in HEADRACE_API_KEY (or ..._INTERNAL_KEY), or else in the file that ..._FILE names; empty if none.
 
     Raises:
         UserError: The file holds no key.
@@ -47,7 +46,7 @@ def key_of_environment(name: KeyName, environment: Mapping[str, str] = os.enviro
 
 
 def unused_variables(name: KeyName, used: str, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield the environment variables that give another key than ``used``. Files are not read, and count as another."""
+    """Yield the environment variables with another key than ``used``. ``_FILE`` variables count without being read."""
     variable = _variable(name)
     if environment.get(variable, "") not in ("", used):
         yield variable

@@ -1,8 +1,8 @@
 """Reads run files (the settings of a run, in YAML or JSON) and configuration files of TRL's command line.
 
-Paths are relative to the file's own directory, so a run file can lie beside its data and be submitted from anywhere.
-Paths in a configuration of TRL are relative to the working directory, as in TRL. The run API checks the values, so that
-every client gets the same messages.
+Paths in a run file are relative to its directory, so it can lie beside its data and be submitted from anywhere. Paths
+in a configuration of TRL are relative to the working directory, as in TRL. The run API checks the values, so that every
+client gets the same messages.
 """
 
 import json
@@ -21,10 +21,10 @@ _FLOAT = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\d[\d_]*\
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """Return the file's settings, with the paths in it made absolute.
+    """Return the settings in a run file, with their paths made absolute.
 
     Raises:
-        UserError: The file cannot be read, is neither YAML nor JSON, or is not a table of settings.
+        UserError: The file cannot be read, or is not a valid table of settings in YAML or JSON.
     """
     return with_absolute_paths(_read_table(path), path.resolve().parent)
 
@@ -103,7 +103,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Make the paths in a run's settings absolute, starting from ``directory``. The dictionary is changed and returned.
+    """Make relative paths in ``settings`` absolute, starting from ``directory``. ``settings`` is changed and returned.
 
     A model or data set is a path if it exists, begins with ``.`` or ``~``, or ends like a data file. Other names may be
     hub ids, and stay.

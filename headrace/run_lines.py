@@ -6,7 +6,7 @@ from typing import Any
 
 
 def run_lines(runs: Sequence[Mapping[str, Any]], *, numbered: bool = False) -> str:
-    """Return a line for each run with its id, name, status, and the time at which it was started or submitted.
+    """Return one line per run with its id, name, status and local start time or, before that, time of submission.
 
     Args:
         runs: Runs, or candidates of an ambiguous name, as the API sends them.

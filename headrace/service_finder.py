@@ -1,12 +1,12 @@
 """Finds the services that a command talks to, from its options and the environment.
 
---url                             a service on another machine
---state-dir                       the service that `headrace up` runs here
-HEADRACE_URL                      a service on another machine
-HEADRACE_STATE_DIR, ./.headrace   the service that `headrace up` runs here
+--url                             names a service on another machine
+--state-dir                       names the directory of a `headrace up` on this machine
+HEADRACE_URL                      names a service on another machine
+HEADRACE_STATE_DIR, ./.headrace   name the directory of a `headrace up` on this machine
 
-The first that is set is used. Its key comes from the same place (known_keys.py). So does the CA file for its
-certificate: HEADRACE_TLS_CA_FILE, or the file that `headrace up` was started with.
+The first that is set is used. It also decides where the API key comes from (known_keys.py), and the CA file for the
+service's certificate: from HEADRACE_TLS_CA_FILE, or from the directory of `headrace up`.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def connect(arguments: argparse.Namespace, *, is_repeated: bool = False) -> Head
 
 
 def is_there(arguments: argparse.Namespace) -> bool:
-    """Return whether the arguments or the environment name a service, or `headrace up` runs on this machine."""
+    """Return whether ``--url`` or HEADRACE_URL names a service, or `headrace up` runs in the chosen state directory."""
     if _url_elsewhere(arguments):
         return True
     endpoint = StateDir(choose_state_dir(arguments.state_dir)).endpoint()
@@ -86,7 +86,7 @@ def key_elsewhere(url: str) -> str:
     """Return the API key for a service on another machine, from HEADRACE_API_KEY or its ``_FILE`` variable.
 
     Raises:
-        UserError: No key is set.
+        UserError: No key is set, or the file holds none.
     """
     key = key_of_environment("api_key").key
     if not key:
@@ -100,7 +100,7 @@ def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[
     """Return the state directory of the running `headrace up`, and the addresses of its services.
 
     Raises:
-        UserError: Nothing is running. The message says which directory was looked at, and ends with ``instead``.
+        UserError: Nothing is running. The message names the directory, and has ``instead`` as a further way to go on.
     """
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()
@@ -164,7 +164,7 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
 
 
 def _near_run(named: str, arguments: argparse.Namespace) -> str | None:
-    """Return the run name or id most similar to ``named``; None without one, or if the runs cannot be listed."""
+    """Return the run name or id most similar to ``named``; None if none is similar or the runs cannot be listed."""
     try:
         with connect(arguments, is_repeated=True) as client:
             runs = [*itertools.islice(client.each_run(), _MOST_COMPARED)]
@@ -175,7 +175,7 @@ def _near_run(named: str, arguments: argparse.Namespace) -> str | None:
 
 
 def _listed(error: HeadraceError) -> list[str]:
-    """Return the problems with a refused run's settings, one sentence each. Other errors have none."""
+    """Return the problems with a refused run's settings, one sentence each; an empty list for other errors."""
     if isinstance(error, UserError):
         pairs = [*error.problems]
     elif isinstance(error, HeadraceApiError):

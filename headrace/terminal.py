@@ -23,7 +23,7 @@ def console(*, pipe_width: int = 120) -> Console:
 
 
 def printable(text: str) -> str:
-    r"""Return the text with control characters escaped, such as ``\x1b``. Tabs and line breaks are kept."""
+    r"""Return the text with control characters and surrogates escaped, as ``\x1b``. Tabs and line breaks are kept."""
     if text.isprintable():
         return text
     return "".join(
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def say_json(found: Mapping[str, Any]) -> int:
-    """Print one JSON document, and return 0 as the command's exit status."""
+    """Print a dictionary as JSON over several lines, and return 0 as the command's exit status."""
     say(json.dumps(found, indent=2))
     return 0
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 @contextlib.contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None]]:
-    """Show a progress bar named ``what``, and yield a function that updates it from bytes transferred and total.
+    """Show a progress bar named ``what``, and yield a function to call with the transferred and the total bytes.
 
     Nothing is shown if standard error is not a terminal.
     """

@@ -61,7 +61,7 @@ def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -
     For a command that only reads, a name of several runs, all of which have ended, means the newest of them.
 
     Raises:
-        HeadraceApiError: No run fits; or several do, and the user did not choose one.
+        HeadraceApiError: No run fits, or the user must choose one and does not.
     """
     if named is not None:
         return _newest_ended(client, named) if purpose in _OF_READERS else named

@@ -1,15 +1,15 @@
 """The command line: parses arguments (*_parsers.py), calls a command, and prints errors as sentences.
 
+    command                                module                     works on
     up, scale, down                        up.py                      processes on this machine
     demo                                   ../demo/command.py         the same, with a model and data of its own
-    submit, runs, watch                    runs.py                    HTTP, wherever the service is
-    edit, pause, resume, stop              runs.py                    the same
-    show, rollouts, plot                   runs.py, rollouts.py, ...  HTTP, or the files in a run's directory
-    logs                                   logs.py                    files on this machine
+    submit, runs, watch                    runs.py                    a run API, here or elsewhere
+    edit, pause, resume, stop              runs.py                    a run API, here or elsewhere
+    show, rollouts, plot                   runs.py, rollouts.py, ...  a run API, or the files in a run's directory
     rewards check                          rewards.py                 a function on rows of a data set
     rewards list                           rewards.py, reward_list.py a running rewarder
     keys add, keys list, keys revoke       ../keys/                   a file that services read
-    export                                 export.py                  files on this machine
+    logs, export                           logs.py, export.py         files on this machine
     upload, download                       transfer.py                files to and from a deployment elsewhere
     doctor                                 ../doctor/                 a deployment, from the outside
     plan                                   ../plan/                   sizes and rates, before a deployment exists

@@ -1,6 +1,6 @@
 """Collects the settings of `headrace submit` from its run file, from the run that --from names, and from --set.
 
-Later settings replace earlier ones:
+Each source of settings replaces settings of the sources to its left:
 
 FILE, or the settings of the run that --from names  <--  --from, --only-model  <--  --set
 """
@@ -64,7 +64,7 @@ def settings_given(arguments: argparse.Namespace) -> GivenSettings:
 def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of the run that ``--from`` names, changed by the other options, and notes for the user.
 
-    Unless the options name it, the new run gets the old run's name with the next free number, such as math-2. In
+    Unless the options give a name, the new run gets the old run's name with the next free number, such as math-2. In
     ``given.settings``, the name of the old run is replaced by its id.
 
     Raises:

@@ -4,8 +4,8 @@
     trainer, generator a service, or all replicas of a kind
     RUN, or its path   rank.log of that run
 
-Lines of several logs have the log's name before them. A log that is cut back or replaced is read from its beginning.
-JSON lines are made readable, and requests that only read are left out (log_lines.py).
+If several logs are printed, each line begins with its log's name. A log that is cut back or replaced is read from its
+beginning. JSON lines are made readable, and without --all, successful GET requests are left out (log_lines.py).
 """
 
 import argparse
@@ -98,7 +98,7 @@ class Tail:
         return self.path.stem
 
     def last(self, count: int) -> list[str]:
-        """Return the last ``count`` lines of the log."""
+        """Return the last ``count`` complete lines of the log."""
         return [*map(readable, deque(self._lines(), maxlen=count))]
 
     def added(self) -> list[str]:
@@ -127,7 +127,7 @@ class Tail:
 
 
 def _how_it_ended(arguments: argparse.Namespace, tails: list[Tail]) -> str | None:
-    """Return why a run's log will not grow any more, as a sentence. Return None for other logs, or if it may grow."""
+    """Return why a run's log will not grow any more; None if it may grow, or if the tails are logs of services."""
     if [tail.name for tail in tails] != [Path(_RANK_LOG).stem]:
         return None
     run_dir = tails[0].path.absolute().parent

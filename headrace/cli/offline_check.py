@@ -4,7 +4,7 @@
     data sets       every row of files on this machine
     model           a directory on this machine
 
-Reward functions, tools, vLLM's options, GPUs and everything on the hub need running services, and are listed.
+Reward functions, tools, vLLM's options, GPUs and everything on the hub are listed as not checked.
 """
 
 import sys

@@ -24,7 +24,7 @@ _MAX_ENDPOINTS = 50
 
 
 def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[dict[str, Any]]:
-    """Return the reward functions that a rewarder knows; for a reward endpoint also its URL and state.
+    """Return the reward functions that a rewarder knows; for its first 50 reward endpoints also their URLs and states.
 
     Raises:
         HeadraceApiError: The rewarder refuses the request, or the URL cannot be reached or is not a rewarder.
@@ -39,7 +39,7 @@ def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[di
 
 
 def table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of reward functions. Its last column has each one's summary, URL, breaker state and warning."""
+    """Return a table of reward functions. The last column has each function's summary, URL, breaker and warning."""
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "kind", "version", "needs", "description"):
         view.add_column(column, overflow="fold")
@@ -65,7 +65,7 @@ def _says(item: Mapping[str, Any]) -> Text:
 
 
 def _details(rewarder: ApiConnection, name: str) -> dict[str, Any]:
-    """Return the URL and state of a reward endpoint from the rewarder; an empty dict if it was deleted meanwhile."""
+    """Return the rewarder's description of a reward endpoint; an empty dict if the endpoint was deleted meanwhile."""
     try:
         return rewarder.request("GET", f"/v1/rewards/{quote(name, safe='')}")
     except HeadraceApiError as error:

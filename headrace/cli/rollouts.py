@@ -57,10 +57,10 @@ def rollouts(arguments: argparse.Namespace) -> int:
 
 
 def chosen(rows: Sequence[Row], *, limit: int, best: int | None, worst: int | None) -> tuple[list[Row], str]:
-    """Return the rollouts to show, and a sentence about the others; empty if all are shown.
+    """Return the rollouts to show, and a note that counts the rollouts beyond ``limit``; the note is empty without any.
 
-    With ``best`` or ``worst``, those with the highest or lowest rewards come first, and rollouts without a reward are
-    left out.
+    With ``best`` or ``worst``, return that many scored rollouts, those with the highest or lowest rewards, and ignore
+    ``limit``. The note then counts all rollouts of the step.
     """
     count = best or worst
     if not count:
@@ -111,7 +111,7 @@ def _value_of(name: str, row: Row) -> str:
 def value_in_words(outcome: Mapping[str, Any] | None) -> str:
     """Format one reward function's result for a completion.
 
-    This is its value, the outcome if the call failed, such as ``timeout``, or a dash if the function does not apply.
+    This is the value; for a failed call, the outcome, such as ``timeout``; a dash if the function does not apply.
     """
     if outcome is None or outcome.get("outcome") == "not_applicable":
         return "-"
@@ -160,13 +160,13 @@ def _write_out(console: Console, rows: Sequence[Row], *, title: str) -> None:
 
 
 def _functions(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the reward functions of the rollouts. Each full name is mapped to its short name in metrics."""
+    """Map the full name of each reward function of the rollouts to its short name in metrics."""
     names = dict.fromkeys(name for row in rows for name in row.get("rewards", {}))
     return metric_names([*names])
 
 
 def _messages(text: Any, role: str) -> list[tuple[str, str]]:
-    """Return the role and the text of each message. A plain text is one message with this role."""
+    """Return the role and the text of each message. A plain text is one message with the role ``role``."""
     if not isinstance(text, list):
         return [(role, text if isinstance(text, str) else repr(text))]
     messages = cast("list[dict[str, Any]]", text)
@@ -197,7 +197,7 @@ def _failed_calls(row: Row) -> str:
 
 
 def _versions(spans: list[list[int]] | None) -> str:
-    """Return a rollout's first and last policy version; 2:57 is version 57 of the run's second trainer."""
+    """Format a rollout's first and last policy version: 2:56-2:57 in the run's second trainer; a dash without any."""
     found = sorted({LineageVersion(incarnation, version) for version, _, _, incarnation in spans or ()})
     return "-".join(map(str, dict.fromkeys(found[:1] + found[-1:]))) or "-"
 

@@ -1,7 +1,7 @@
-"""Opens the run that an argument names: through the run API, or in a directory while no service runs.
+"""Opens the run that an argument names, through the run API or from the files in the run's directory.
 
 id or name, or nothing      the run API (service_finder.py, chosen_run.py)
-id or name, no service      the files of that run in the state directory, also of a script's run
+id or name, no service      the files of that run in the state directory, or in the directory of a Python script's runs
 a path, with a slash in it  the files in that directory (run_directory.py)
 """
 
@@ -44,9 +44,9 @@ def opened(
 
 
 def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -> Path | None:
-    """Find the directory of a run by its id or name, and tell the user, if no service can be asked.
+    """If no service can be asked, find the directory of a run by its id or name, and print which files are read.
 
-    Returns None if a service runs or is named, and for an unknown run.
+    Returns None if a service runs or is named, for an unknown run, and if ``named`` is None.
     """
     if named is None or service_finder.is_there(arguments):
         return None

@@ -70,7 +70,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def runs(arguments: argparse.Namespace) -> int:
-    """List runs, newest first, or in the order asked for."""
+    """List runs, newest first or in the order of ``--sort``; with DIR, the runs whose directories are in it."""
     if arguments.directory is not None:
         is_ordered = arguments.sort or arguments.reverse
         if arguments.json or arguments.status or arguments.tag or arguments.name is not None or is_ordered:
@@ -234,7 +234,7 @@ def _schedule(run: Run) -> LrSchedule:
 
 
 def _entry(text: str) -> tuple[str, float | str | None]:
-    """Parse ``NAME=VALUE``. The value is a number if possible, None if it is empty, and otherwise the text.
+    """Parse ``NAME=VALUE``. The value is a number if it is one and not too large, None if empty, else the text.
 
     Raises:
         UserError: There is no name or no equals sign.

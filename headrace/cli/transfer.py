@@ -29,7 +29,7 @@ def _source(path: Path) -> str:
     """Return the text of a Python file after checking its syntax.
 
     Raises:
-        UserError: It cannot be read, or is not Python.
+        UserError: The file cannot be read, or is not Python.
     """
     if path.suffix != ".py":
         raise UserError(f"{path} is not a Python file: its name must end with .py")

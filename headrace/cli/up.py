@@ -134,10 +134,10 @@ def _is_installed(package: str) -> bool:
 
 
 def _tls() -> dict[str, Any]:
-    """Return the TLS settings of the environment as arguments of UpSettings.
+    """Return the TLS settings of the environment as arguments of UpSettings; empty without certificate and key.
 
     Raises:
-        UserError: Our own clients would refuse the certificate, or the certificate or the key is missing.
+        UserError: headrace's own clients would refuse the certificate, or only one of certificate and key is set.
     """
     cert, key, ca = (os.environ.get(f"HEADRACE_TLS_{name}_FILE", "") for name in ("CERT", "KEY", "CA"))
     if not (cert or key):

@@ -1,9 +1,9 @@
 """Makes the demo's model and data, and evaluates models, for services that run elsewhere, such as in containers.
 
     python -m headrace.demo.apart make DIRECTORY              writes DIRECTORY/model, train.jsonl and test.jsonl
-    python -m headrace.demo.apart evaluate DIRECTORY MODEL    greedy accuracy of a model on that test split
+    python -m headrace.demo.apart evaluate DIRECTORY MODEL    prints a model's greedy accuracy on DIRECTORY/test.jsonl
 
-The last output line of each command is JSON. The run file for the training between them is deploy/demo/run.json.
+The last output line of each command is JSON. The run file of the training between the two is deploy/demo/run.json.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from headrace.demo import task
 
 
 def make(directory: Path, *, seed: int) -> dict[str, float]:
-    """Write the data and a warmed-up model to ``directory``, and return steps, seconds and accuracy of the warm-up."""
+    """Write data and a warmed-up model to ``directory``, and return the warm-up's steps, seconds and test accuracy."""
     from headrace.demo.warmup import warm_up
 
     splits = task.make_splits(seed)
@@ -36,7 +36,7 @@ def evaluate(directory: Path, model: Path) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run `make` or `evaluate` with command-line arguments, print JSON, and return the exit status."""
+    """Run `make` or `evaluate` with command-line arguments, and print JSON. Return 0, or 1 for a missing file."""
     parser = argparse.ArgumentParser(
         prog="python -m headrace.demo.apart", description="The demo: make its model and data, or evaluate a model."
     )

@@ -1,6 +1,6 @@
 """`headrace demo`: makes a small model, then improves it with GRPO exactly as a user would.
 
-    launcher (a separate process): Redis, run API, rewarder, generator
+    launcher (a separate process): Redis, run API, rewarder, sessions service, generator
         ^ started                ^ HTTP: submit, watch
     warm-up  ----------------->  run file  ---> ... --->  accuracy before and after, curves, one line of JSON
 
@@ -53,7 +53,7 @@ _EXTRAS = ("generator-cpu", "rewarder", "sessions", "trainer", "demo")
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data, model and run file that are made before the run is submitted."""
+    """The data, model and run file that are made before the run is submitted, and the seconds that this took."""
 
     chosen: ReverseTask
     splits: task.Splits
@@ -63,7 +63,7 @@ class Prepared:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Run the demo, and return 0 only if the model improved and no prompt group was lost."""
+    """Run the demo, and return the exit status: 0 if the result meets all criteria of ``Outcome.problems``, else 1."""
     began_at = time.monotonic()
     overrides = parse_settings(arguments.settings)
     console = Console()
@@ -93,7 +93,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def _directory(named: str | None, seed: int) -> Path:
-    """Return the named directory, or else a new one, so that the run of an earlier demo is not continued."""
+    """Return the directory ``named`` or, if None, the path of a new one, so that no earlier demo's run is continued."""
     if named:
         return Path(named).expanduser().absolute()
     now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
@@ -104,7 +104,7 @@ def _directory(named: str | None, seed: int) -> Path:
 def _services(
     settings: UpSettings, chosen: ReverseTask, *, keep: bool, console: Console
 ) -> "Generator[subprocess.Popen[bytes]]":
-    """Start headrace's services, and end them at the end of the block. With `keep`, end them only after an error."""
+    """Start headrace's services, and end them after the block; with `keep`, only if the block raised an error."""
     # A user's functions would be in the working directory. The demo's are in a package, which has to be allowed.
     process = start_detached(settings, outlives_us=keep, variables=chosen.allowed_modules)
     try:
@@ -201,7 +201,7 @@ def _warm_up(
 
 
 def _copy_model(source: Path, target: Path) -> None:
-    """Copy the warmed-up model of an earlier demo with the same seed."""
+    """Copy the warmed-up model of an earlier demo with the same seed. Raises UserError if ``source`` has no model."""
     if not (source / "config.json").is_file():
         raise UserError(f"{source} holds no model; an earlier demo keeps its own in STATE_DIR/demo/model")
     shutil.copytree(source, target, dirs_exist_ok=True)
@@ -211,7 +211,7 @@ def _quiet_torch() -> tuple[Any, Any]:
     """Import torch and the logging module of transformers, which takes seconds, and return both.
 
     Raises:
-        UserError: They are not installed.
+        UserError: torch or transformers is not installed.
     """
     try:
         import torch
@@ -251,7 +251,7 @@ def _report(
     began_at: float,
     console: Console,
 ) -> int:
-    """Print the demo's results with one line of JSON at the end, and return the exit status: 0 without problems."""
+    """Print the demo's results with one line of JSON at the end, and return the exit status: 0, or 1 with problems."""
     run_dir = Path(str(watch.run["run_dir"]))
     metrics = read_metrics(run_dir, after_step=-1, limit=sys.maxsize)[0]
     png = run_dir / "curves.png"
@@ -283,7 +283,7 @@ def _report(
 
 
 def _comparison(splits: task.Splits, before: list[str], after: list[str]) -> Table:
-    """Return a table of completions before and after the run. Prompts on which they differ come first."""
+    """Return a table of completions before and after the run for 8 prompts, preferably ones where they differ."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("held-out prompt", "before", "after"):
         table.add_column(column)

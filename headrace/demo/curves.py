@@ -23,7 +23,7 @@ def draw_curves(
         rows: The metrics of the run's steps.
         png: Path of the file.
         title: Title above all plots.
-        accuracy: Held-out accuracy before and after the run, drawn at the first and the last step.
+        accuracy: Held-out accuracy (0 to 1) before and after the run, drawn at step 0 and the last step.
 
     Raises:
         UserError: matplotlib is not installed.

@@ -1,7 +1,7 @@
 """Measures the greedy accuracy of a transformers model, without the services.
 
-The demo reports this number before and after the run. It loads a saved directory with plain transformers, so it tests
-the checkpoint as well as the training. The score is the run's own reward function.
+The demo reports this number before and after the run. The model is loaded from a saved directory with plain
+transformers, so the saved files are tested too. Answers are scored with the run's own reward function.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def greedy_accuracy(
 def greedy_accuracy_of(
     model: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str], *, task: ReverseTask = REVERSE
 ) -> tuple[float, list[str]]:
-    """Return a model's share of exact answers (0 to 1) and its answer to every prompt. The training mode is kept."""
+    """Return a model's share of exact answers (0 to 1) and its answer to every prompt. ``model.training`` is kept."""
     found: list[str] = []
     was_training = model.training
     model.eval()

@@ -27,8 +27,8 @@ def make_tokenizer(
 
     Args:
         frame: Texts other than letters, such as ``"reverse "``. A text that begins with another one must precede it.
-        chat_template: Renders conversations; None if there are none.
-        max_positions: Longest prompt with its completion, in tokens.
+        chat_template: Renders conversations; None for prompts of plain text.
+        max_positions: Most tokens of a prompt with its completion.
     """
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *frame, *task.LETTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

@@ -56,7 +56,7 @@ class Outcome:
         )
 
     def problems(self) -> list[str]:
-        """Return a sentence for each criterion of a successful demo that was not met."""
+        """Return a sentence for each criterion of a successful demo that was not met; empty after success."""
         found: list[str] = []
         if self.status != "finished":
             found.append(f"the run {self.status} instead of finishing")
@@ -87,7 +87,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trained:
-    """Counts from the rollout log. In ``groups``, a group's id occurs once for each step that trained the group."""
+    """Counts from a run's rollout log. ``groups`` has a group's id once for each step that trained the group."""
 
     groups: list[str]
     tool_calls: int = 0
@@ -134,12 +134,12 @@ def make_outcome(
 
     Args:
         run: The run as the API returns it after its end.
-        metrics: The rows of its metrics log.
+        metrics: The rows of the run's metrics log.
         trained: The result of ``read_trained``.
-        seed: The demo's seed.
+        seed: The demo's seed, for the result.
         accuracy: Held-out greedy accuracy before and after the run.
         seconds: Duration of the whole demo.
-        warmup_seconds: Duration of the supervised phase, a part of ``seconds``.
+        warmup_seconds: Duration of making data, warmed-up model and run file; a part of ``seconds``.
     """
     progress = cast("dict[str, Any]", run["progress"])
     admitted, distinct = int(progress["groups_admitted"]), len(set(trained.groups))
@@ -186,7 +186,7 @@ def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _rate(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the mean of a rate over the steps, weighted by step time."""
+    """Return the mean of a rate over the steps, weighted by step time; 0 if no step has the rate."""
     rows = [row for row in metrics if row.get(name) is not None and row.get("step_time")]
     seconds = sum(float(row["step_time"]) for row in rows)
     return sum(float(row[name]) * float(row["step_time"]) for row in rows) / seconds if seconds else 0.0

@@ -2,8 +2,8 @@
 
     "reverse kfjwq ="  -->  "qwjfk"
 
-The warm-up imitates a careless teacher that can reverse, but often copies the string instead. It copies longer strings
-more often. The warmed-up model can then reverse, but mostly does not. Rewards can correct that, because they select
+The warm-up imitates a careless teacher that can reverse, but often copies the string instead, and longer strings more
+often. The warmed-up model can then reverse, but mostly does not. Rewards can correct that, because they select
 among completions that the policy samples anyway. Only the warm-up uses the teacher; all other answers are right.
 
 All splits are drawn from one seed, and no string occurs in two of them. So `test` has only strings that neither the
@@ -77,7 +77,7 @@ def careless(example: Example, draw: random.Random) -> Example:
 
 
 def copy_of(answer: str) -> str:
-    """Return the letters of a prompt, from their reversal ``answer``. They are the careless teacher's wrong answer."""
+    """Return the careless teacher's wrong answer: the letters of the prompt, whose reversal is ``answer``."""
     return answer[::-1]
 
 
@@ -89,13 +89,13 @@ def row_of(example: Example) -> dict[str, Any]:
 def write_jsonl(
     path: Path, examples: Iterable[Example], *, row_of: Callable[[Example], dict[str, Any]] = row_of
 ) -> None:
-    """Write examples to a JSON Lines data set, one row for each."""
+    """Write examples to a JSON Lines data set, one row per example."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row_of(example)) + "\n" for example in examples)
 
 
 def _draw(draw: random.Random, count: int, taken: set[str]) -> tuple[Example, ...]:
-    """Draw `count` strings that are not in `taken`, and add them to it."""
+    """Return examples with `count` random strings that are not in `taken`, and add the strings to `taken`."""
     examples: list[Example] = []
     while len(examples) < count:
         letters = "".join(draw.choices(LETTERS, k=draw.choice(LENGTHS)))

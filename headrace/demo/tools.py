@@ -5,7 +5,7 @@ def reverse(text: str) -> str:
     """Write a text backwards.
 
     Args:
-        text: The text.
+        text: The text to reverse.
 
     Returns:
         The text with its characters in reverse order.

@@ -24,7 +24,7 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class WarmupPlan:
-    """Hyperparameters of the warm-up, and the share of teacher-like answers (0 to 1) at which it stops."""
+    """Hyperparameters of the warm-up, and the share of right or copied answers (0 to 1) at which it stops."""
 
     stop_at_teacher_like: float = 0.94
     max_steps: int = 1_000
@@ -55,10 +55,10 @@ def warm_up(
     plan: WarmupPlan | None = None,
     on_progress: Callable[[WarmupProgress], None] = lambda _: None,
 ) -> WarmupProgress:
-    """Make a model and a tokenizer, train them, and save both in `model_dir` as transformers and vLLM load them.
+    """Make a tokenizer and a model, train the model, save both in `model_dir`, and return the last validation's result.
 
     Raises:
-        RuntimeError: After `max_steps`, too few answers are right or a copy.
+        RuntimeError: After the plan's `max_steps`, too few answers are right or a copy. Nothing is saved.
     """
     plan = plan or WarmupPlan()
     started = time.monotonic()

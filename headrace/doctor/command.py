@@ -75,7 +75,7 @@ def as_json(examination: Examination, *, took_s: float) -> str:
 
 
 def as_table(examination: Examination, *, took_s: float) -> Group:
-    """Return a table of all findings, followed by the remedies for the problems and a line with counts."""
+    """Return a table of all findings, then the remedies for problems and for failed checks, then a line of counts."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in ("where", "found"):
@@ -112,7 +112,7 @@ def console() -> Console:
 
 
 def _rows(findings: Sequence[Finding]) -> list[tuple[str, Level, str]]:
-    """Return the table's rows. Each service, Redis or run has one row for all good findings, and one for each other."""
+    """Return the rows of the table: for each service, Redis and run, one for all good findings, and one per other."""
     rows: list[tuple[str, Level, str]] = []
     for where in dict.fromkeys(finding.where for finding in findings):
         of_it = [finding for finding in findings if finding.where == where]

@@ -16,7 +16,7 @@ _MARGIN = 1.1
 
 
 def compare(found: Mapping[str, About]) -> list[Finding]:
-    """Return findings on whether the services fit together, from ``found``, their reports by service name."""
+    """Return findings on whether the services fit together. ``found`` has their reports by service name."""
     findings = _headrace(found) + _wire(found)
     trainers = {name: about for name, about in found.items() if about.service == "trainer"}
     generators = {name: about for name, about in found.items() if about.service == "generator"}
@@ -109,10 +109,10 @@ def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> lis
 
 
 def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
-    """Return a finding for each clock that differs from the others by more than 5 s, or a single one if none does.
+    """Return a problem per clock over 5 s off the median, or ``ok`` if none is; then a note if this machine's clock is.
 
     Args:
-        ahead_s: Seconds that each clock is ahead of this machine's, by name.
+        ahead_s: Seconds that each clock is ahead of this machine's, by name. If it is empty, so is the result.
     """
     if not ahead_s:
         return []

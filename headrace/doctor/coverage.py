@@ -66,7 +66,7 @@ def _generators(
     *,
     is_redis_named: bool,
 ) -> list[Finding]:
-    """Return a note on the generators that doctor did not examine."""
+    """Return a note on the generators that doctor did not examine; an empty list if there are none."""
     redis = "" if is_redis_named else "name Redis with --redis-url, which has their addresses, or "
     do = f"{redis}name each with --generator-url"
     if generators is None:

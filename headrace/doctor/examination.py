@@ -1,8 +1,7 @@
 """Examines a deployment: all services at once, each request with a deadline. Generators found in Redis come second.
 
 services given by address --+
-Redis: settings, fleet    --+--> generators found only in Redis --> reports are compared with each other
-   then runs              --+
+Redis, then the runs      --+--> generators found only in Redis --> comparison of all reports
 reward endpoints          --+
 """
 
@@ -96,7 +95,7 @@ async def _redis_and_runs(targets: Targets, asker: Asker) -> tuple[LookedAtRedis
 
 
 def _of_this_deployment(redis: LookedAtRedis, runs: LookedAtRuns) -> LookedAtRedis:
-    """Add the findings on the generators in Redis. Drop the fleet of another deployment: it must never get our keys."""
+    """Add findings on the generators in Redis, or drop them if they are of another deployment and must get no keys."""
     if (another := of_another_deployment(redis, runs.run_ids)) is not None:
         return replace(redis, findings=[*redis.findings, another], fleet=None)
     fleet = [] if redis.fleet is None else fleet_findings(redis.fleet)
@@ -133,7 +132,7 @@ async def _endpoints(targets: Targets, services: list[Service], asker: Asker) ->
 def _looks(
     services: list[Service], asker: Asker, targets: Targets, *, generators: Asker
 ) -> list[Coroutine[Any, Any, Looked]]:
-    """Return a coroutine for each service that examines it.
+    """Return one coroutine per service; each examines its service.
 
     ``generators`` sends the requests to generators, because their TLS certificates may name another host.
     """
@@ -191,10 +190,10 @@ def _not_named(targets: Targets) -> list[Finding]:
 
 
 def own_key_findings(looked: list[Looked], targets: Targets) -> tuple[list[Looked], list[Finding]]:
-    """Report a key of doctor's that no service takes as one problem, instead of one for each service.
+    """If no service takes a key that doctor was given, report one problem instead of one per service.
 
     Returns:
-        The examined services without their findings on such keys, and the new findings.
+        The examined services without their findings on such keys, and the new problems.
     """
     findings: list[Finding] = []
     for key, source in (("API key", targets.api_key_source), ("internal key", targets.internal_key_source)):

@@ -39,7 +39,7 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class LookedAtRedis:
-    """The findings on Redis, and the data that other checks need. None means that it could not be read."""
+    """The findings on Redis, and the data that other checks need. Data that could not be read are None."""
 
     findings: list[Finding]
     fleet: list[FleetMember] | None = None

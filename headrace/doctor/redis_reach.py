@@ -29,7 +29,7 @@ async def attempt(make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
 
 
 def short(error: Exception) -> str:
-    """Return an exception's message on one line, at most 200 characters of it."""
+    """Return the first 200 characters of an exception's message, on one line; without a message, "took too long"."""
     return " ".join(str(error).split())[:200] or f"took too long ({type(error).__name__})"
 
 

@@ -23,7 +23,7 @@ _TROUBLE = frozenset({"restarting", "silent_rank", "push_failed", "disk"})
 
 @dataclass(frozen=True)
 class LookedAtRuns:
-    """The findings on the runs, and the data that other checks need. None means that it could not be read."""
+    """The findings on the runs, and the data that other checks need. Ids and addresses that were not read are None."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     run_ids: frozenset[str] | None = None
@@ -36,7 +36,7 @@ class LookedAtRuns:
 
 
 async def look_at_runs(api_url: str, asker: Asker, *, key: str, long_gone: Collection[str] = ()) -> LookedAtRuns:
-    """Return the findings on the runs that have not ended, and the replicas that serve them.
+    """Examine the first 20 runs that have not ended, and recent failures. Return findings and the serving replicas.
 
     Args:
         api_url: The run API's URL, without a slash at the end.

@@ -1,6 +1,6 @@
 """Checks one service: whether it is reachable and ready, which keys it takes, and its report about itself.
 
-/livez --no answer--> one finding, and nothing else is asked
+/livez --no answer, or not 200--> one finding, and nothing else is asked
   |
   +-- at once: /readyz; /v1/about without a key, with a wrong key and with the API key;
                /internal/v1/about with the internal key
@@ -50,7 +50,7 @@ class Looked:
     about: About | None = None
     clock_ahead_s: float | None = None
     refused_keys: frozenset[str] = frozenset()
-    """The keys of doctor's that it refuses."""
+    """The names of the keys given to doctor that the service refuses, such as ``API key``."""
     is_elsewhere: bool = False
     """Whether no such service is at this address. Other requests to the address would only show the same again."""
     is_unreachable: bool = False

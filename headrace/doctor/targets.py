@@ -52,7 +52,7 @@ def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] =
     `headrace up`.
 
     Raises:
-        UserError: No service is named, or an address cannot be used.
+        UserError: No service is named and no `headrace up` runs, or an address cannot be used.
     """
     url = arguments.url or ("" if arguments.state_dir else environment.get("HEADRACE_URL", ""))
     others = (arguments.rewarder_url, arguments.sessions_url, arguments.generator_url, arguments.redis_url)

@@ -11,10 +11,10 @@ definitions.py         a function or class --> its definition in a file or noteb
 function_source.py     functions and classes of a script or notebook --> the text of a module
 run_inputs.py          live data sets, models and functions --> files that the services read
 input_delivery.py      those files --> services on this machine, or over HTTP to others
-script_services.py     the services of a script, started on this machine if none are named
-script_run.py          the training run: begun, found again by another process, followed, paused
+script_services.py     finds the services for a script, or starts them on this machine
+script_run.py          begins the training run or finds it again, follows it, and pauses it
 resumption.py          decides whether an earlier run goes on, or a new run continues it
-own_code.py            missing data columns, and failures of the script's own code in the services
+own_code.py            finds missing data columns, and raises failures of the script's own code in the services
 training_events.py     a run's metrics --> ``state.log_history`` and the events of callbacks
 live_model.py          the script's model and tokenizer as objects
 run_weights.py         the weights that the run leaves --> the model, and ``save_model``

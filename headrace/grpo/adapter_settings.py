@@ -31,7 +31,7 @@ def adapter_settings(config: Any, bits: Any) -> dict[str, Any]:
         bits: The ``quantization_config``, a ``BitsAndBytesConfig`` with 4 bits; None without quantization.
 
     Raises:
-        ArgumentError: The adapter is not LoRA, the quantization is not 4 bits, or a run does not have an option.
+        ArgumentError: The adapter is not LoRA, the quantization is not 4 bits, or an option is not supported.
     """
     found: dict[str, Any] = {"load_in_4bit": True} if getattr(bits, "load_in_4bit", False) else {}
     if bits is not None and not found:
@@ -57,7 +57,7 @@ def adapter_settings(config: Any, bits: Any) -> dict[str, Any]:
 
 
 def about_quantization(bits: Any) -> list[str]:
-    """Return a note if 4-bit options differ from nf4 with double quantization, which a run always uses."""
+    """Return a note in a list if 4 bits are not nf4 with double quantization, as in every run; else an empty list."""
     kind = getattr(bits, "bnb_4bit_quant_type", "nf4")
     is_double = getattr(bits, "bnb_4bit_use_double_quant", True)
     if kind == "nf4" and is_double:

@@ -1,4 +1,4 @@
-"""The exception for refused arguments of the Python interface, and messages in terms of its arguments."""
+"""The exception for refused arguments of ``GRPOTrainer``, and messages of the run API in terms of these arguments."""
 
 import re
 from dataclasses import fields
@@ -11,7 +11,7 @@ _SETTING = re.compile(r"\bset (?P<name>\w+): (?P<value>true|false)\b")
 
 
 class ArgumentError(UserError, ValueError):
-    """An argument is wrong or not supported. The message says what to do instead. TRL raises ValueError for these."""
+    """An argument is wrong or not supported. The message says what to do instead. It is a ValueError, as in TRL."""
 
 
 def in_python(message: str) -> str:

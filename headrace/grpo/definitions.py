@@ -37,7 +37,7 @@ class Scope:
             self._tables.append({base.__name__: base for base in value.__mro__[1:-1]})
 
     def find(self, name: str) -> tuple[bool, Any]:
-        """Return whether ``name`` is a variable of the surrounding code, and its value. Builtins do not count."""
+        """Return True and the value of ``name`` in the surrounding code, or False and None. Builtins do not count."""
         for table in self._tables:
             if name in table:
                 return True, table[name]
@@ -78,12 +78,12 @@ def _is_inside(kind: type, function: FunctionType) -> bool:
 
 
 def _is_generated_for(kind: type, function: FunctionType) -> bool:
-    """Return whether a generator such as attrs made a method: it has a method's name, and wraps no function."""
+    """Return whether a library such as attrs made a method: the function has a method's name, and wraps no other."""
     return function.__qualname__.startswith(f"{kind.__qualname__}.") and not hasattr(function, "__wrapped__")
 
 
 def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each method that was assigned to a class after its definition."""
+    """Yield name and value of each method of the user's own that was assigned to a class after its definition."""
     methods = [it for it in node.body if isinstance(it, _FUNCTIONS) and it.decorator_list]
     in_text = {*assigned_in(node), *(method.name for method in methods)}
     scope = Scope(kind)
@@ -100,7 +100,7 @@ def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, A
 
 
 def _is_own(decorator: ast.expr, scope: Scope) -> bool:
-    """Return whether a decorator is the user's own, and not from an installed module, as ``dataclass`` is."""
+    """Return whether a decorator is the user's own code. ``dataclass`` is not, as it is from an installed module."""
     _, value = scope.find(ast.unparse(decorator).partition("(")[0].partition(".")[0])
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     return not is_installed(str(home))
@@ -117,7 +117,7 @@ def is_of_its_class(code: CodeType) -> bool:
 
 
 def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
-    """Return the variables that a class's body assigns, with the assigned expressions."""
+    """Return the expressions that a class's body assigns to variables, by the variable's name."""
     return {
         target.id: statement.value
         for statement in node.body
@@ -128,14 +128,14 @@ def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
 
 
 def _is_written(code: CodeType) -> bool:
-    """Return whether a method has source outside the standard library, unlike those that dataclass generates."""
+    """Return whether a method has source outside the standard library, unlike methods that ``dataclass`` generates."""
     return not code.co_filename.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(code))
 
 
 def _lines_of(code: CodeType) -> list[str]:
     """Return the lines of a code object's file or notebook cell, as they were at the first call.
 
-    The file may be edited while its module stays loaded. A module that is loaded again has new code.
+    The file may be edited while its module stays loaded. A module that is loaded again has new code objects.
     """
     known = _lines_by_id.get(id(code))
     if known is None:
@@ -151,7 +151,7 @@ def _lines_now(file: str) -> list[str]:
 def function_of(value: Any) -> FunctionType | None:
     """Return the function whose source defines a callable; None without one.
 
-    For a function wrapped only by the decorators in its definition, this is the inner function, because its source
+    For a function wrapped only by the decorators in its definition, this is the inner function, whose source
     includes the decorators. A wrapper that was made by a call, such as ``twice(reward)``, is a function of its own.
     """
     if not callable(value) or isinstance(value, (type, MethodType)):
@@ -165,7 +165,7 @@ def function_of(value: Any) -> FunctionType | None:
 
 
 def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
-    """Return whether ``value`` is ``inner`` wrapped only by the decorators in its definition.
+    """Return whether ``value`` is ``inner`` wrapped only by the decorators in the definition of ``inner``.
 
     A decorator may add several wrappers. So wrappers are counted only if ``value`` may have another origin: if the name
     of ``inner`` is not a variable of its module, or the text assigns it too, as in ``reward = scaled(reward)``.
@@ -207,7 +207,7 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
     """Return the syntax tree of the definition of a function or class, and the lines of its file.
 
     Raises:
-        ArgumentError: Its source is not available. The message has ``name`` and ``used_by``, the function that uses it.
+        ArgumentError: The source is not available. The message has ``name`` and the function ``used_by`` that uses it.
     """
     functions = list(_functions_in(value))
     code = functions[0].__code__ if functions else None
@@ -275,7 +275,7 @@ def text_of(node: "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef", lines
 
 
 def names_used(text: str, *, name: str) -> set[str]:
-    """Return the names that the code uses from outside itself.
+    """Return the names that the code in ``text`` uses from outside itself, without names such as ``__name__``.
 
     Raises:
         ArgumentError: The code is not valid at the top level of a module, for example because of ``nonlocal``.
@@ -300,7 +300,7 @@ def names_used(text: str, *, name: str) -> set[str]:
 
 
 def names_in_quotes(node: ast.AST) -> set[str]:
-    """Return the names in annotations that are written as strings, because a tool's schema evaluates them."""
+    """Return the names in annotations that are strings. A tool's schema evaluates these annotations."""
     written = [getattr(inner, field, None) for inner in ast.walk(node) for field in ("annotation", "returns")]
     texts = [part.value for part in written if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     return {inner.id for text in texts for inner in ast.walk(_parsed(text)) if isinstance(inner, ast.Name)}

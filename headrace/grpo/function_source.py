@@ -51,7 +51,7 @@ def module_text(functions: Mapping[str, Any]) -> str:
     """Return the text of a module that defines each function or class under its name in ``functions``.
 
     Raises:
-        ArgumentError: Something that they use has no source or cannot be written as text. The message names it.
+        ArgumentError: A function, or a value that it uses, cannot be written as text. The message names it.
     """
     module = _Module()
     for name, function in functions.items():
@@ -79,7 +79,7 @@ class _Module:
             used_by: The function that uses the name, for messages; empty for an exported function.
 
         Raises:
-            ArgumentError: The value cannot be written as text, or its name already has another value.
+            ArgumentError: The value cannot be written as text, or ``name`` already has another value.
         """
         if name in self._values:
             if not _is_same(self._values[name], value):
@@ -109,7 +109,7 @@ class _Module:
     def _import_submodules(self, name: str, module: ModuleType, node: ast.AST) -> None:
         """Add imports of the submodules that code uses as attributes of a module, such as ``xml.etree.ElementTree``.
 
-        They come before all other imports, so that they cannot overwrite a name that another import defines.
+        These come before all other imports, so that they cannot overwrite a name that another import defines.
         """
         for inner in ast.walk(node):  # the longest of nested attributes first
             path = ast.unparse(inner) if isinstance(inner, ast.Attribute) else ""
@@ -188,7 +188,7 @@ class _Module:
 
 
 def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
-    """Replace parameter defaults that use variables by their values. Return whether there was one."""
+    """In a function's tree, replace defaults computed from variables by values, and return whether there was one."""
     given = node.args
     by_name: dict[str, Any] = function.__kwdefaults__ or {}
     pairs: list[tuple[list[Any], int, Any]]
@@ -207,7 +207,7 @@ def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
 
 
 def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
-    """Return statements that assign the plain attributes that a class was given after its definition."""
+    """Return statements that assign the plain class attributes that changed after the class's definition."""
     written = assigned_in(node)
     return [
         f"{name}.{key} = {_literal(value, name=key, used_by=name)}"
@@ -219,7 +219,7 @@ def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
 def _is_changed(value: Any, written: ast.expr | None) -> bool:
     """Return whether a class attribute is a plain value that differs from the class's source text.
 
-    A container that the text computes with an expression counts as unchanged.
+    A container counts as unchanged if the text computes it with an expression, or does not assign it.
     """
     if type(value) in _SCALARS:
         return written is None or ast.unparse(written) != repr(value)
@@ -286,7 +286,7 @@ def _literal(value: Any, *, name: str, used_by: str) -> str:
     """Return a Python expression that evaluates to the value.
 
     Raises:
-        ArgumentError: The value has no such expression, or a very long one.
+        ArgumentError: The value has no such expression, or one longer than 1,000,000 characters.
     """
     try:
         text = _expression(value)

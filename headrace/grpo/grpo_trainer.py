@@ -133,7 +133,7 @@ class GRPOTrainer:
         self._events.fire("on_init_end")
 
     def _script(self) -> Script:
-        """Return the trainer's current arguments, because a script may replace data sets and reward functions."""
+        """Return the trainer's present arguments, because a script may have replaced data sets and reward functions."""
         functions = as_list(self.reward_funcs)
         return Script(
             model=self._live,
@@ -174,7 +174,7 @@ class GRPOTrainer:
 
     @property
     def model(self) -> Any:
-        """The model object with the trained weights. Until the training ends, they come from its newest checkpoint.
+        """The model object with the trained weights. Until the training ends, these are its newest checkpoint's.
 
         Raises:
             HeadraceError: The training was interrupted, and has no checkpoint on this machine.
@@ -193,7 +193,7 @@ class GRPOTrainer:
 
     @property
     def beta(self) -> float:
-        """Weight of the KL divergence from the reference model in the loss; 0 without one."""
+        """Weight of the KL divergence from the reference model in the loss; 0 without a reference model."""
         return cast("float", self.args.run_options.get("beta", self.args.beta))
 
     @property
@@ -217,7 +217,7 @@ class GRPOTrainer:
         self._events.log(dict(logs))
 
     def add_callback(self, callback: Any) -> None:
-        """Add a ``transformers.TrainerCallback``, or a class of one.
+        """Add a ``transformers.TrainerCallback``, or an instance of a callback class.
 
         Raises:
             ArgumentError: The object has no method of a callback, such as ``on_log``.
@@ -247,12 +247,13 @@ class GRPOTrainer:
         """Train to the end, and return a ``transformers.trainer_utils.TrainOutput``.
 
         A run that was paused by Ctrl-C goes on. If the script has other settings or functions by now, a new run with
-        them continues it from its newest checkpoint. Afterwards ``model`` has the trained weights.
+        the new ones continues from the paused run's newest checkpoint. Afterwards ``model`` has the trained weights.
 
         Args:
-            resume_from_checkpoint: True continues in this way the run that an earlier process began in ``output_dir``.
-                If that run has ended, a new run continues it. A text begins a new run from a checkpoint: ``RUN``,
-                ``RUN:STEP``, or a directory. ``max_steps`` includes the steps before the checkpoint.
+            resume_from_checkpoint: True goes on in this way with the run that an earlier process began in
+                ``output_dir``. If that run was stopped early, or has more steps to make by now, a new run continues it.
+                A text begins a new run from a checkpoint: ``RUN``, ``RUN:STEP``, or a directory. ``max_steps`` includes
+                the steps before the checkpoint.
             trial: Not supported: make a trainer for each set of options.
             ignore_keys_for_eval: Has no effect: it names outputs of a forward pass, which an evaluation here does not
                 have.
@@ -290,15 +291,15 @@ class GRPOTrainer:
         """Evaluate the model, and return the metrics. Their names begin with ``metric_key_prefix``.
 
         Args:
-            eval_dataset: Rows to evaluate on, a dictionary of data sets by name, or a name in the trainer's own
-                dictionary. By default, the trainer's ``eval_dataset``.
+            eval_dataset: Data in a form that the constructor takes, a dictionary of several by name, or a name in the
+                trainer's own dictionary. By default, the trainer's ``eval_dataset``.
             ignore_keys: Has no effect: it names outputs of a forward pass, which an evaluation here does not have.
             metric_key_prefix: Beginning of the metrics' names. The name of a data set in a dictionary is added to it.
 
         Raises:
             ArgumentError: There is nothing to evaluate on, or the training still runs or is paused.
-            HeadraceError: The evaluation failed, or a reward function failed for more than
-                ``reward_failure_threshold`` of its completions.
+            HeadraceError: The evaluation failed, or the share of lost rollouts, or of completions for which a reward
+                function failed, is above ``reward_failure_threshold``.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, str) and isinstance(self.eval_dataset, Mapping):
@@ -320,7 +321,7 @@ class GRPOTrainer:
         """Write the model and its tokenizer to ``output_dir``, by default ``args.output_dir``.
 
         From services elsewhere, the trained model is downloaded into it. In a callback and after Ctrl-C, the weights
-        are those of the run's newest checkpoint, and a line of output names its step.
+        are the newest checkpoint's, and a line of output names the checkpoint's step.
 
         Raises:
             HeadraceError: The training has not reached a checkpoint.

@@ -1,8 +1,8 @@
 """Uploads a script's model to the hub, with a model card, as ``Trainer.push_to_hub`` does.
 
-model directory --card of the training, with name, data sets and tags--> repository --> a commit, or its future
+model directory --complete the model card, upload all files--> repository --> a commit, or a future of it
 
-The card that the run wrote is kept. A model that was not trained yet gets a short one.
+The text of the card that the run wrote is kept. A model that was not trained yet gets a short card.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Card:
 
     Args:
         model_name: The model's name; the repository's if None.
-        dataset_name: Id of the data set.
+        dataset_name: Id of the data set, or several ids.
         tags: One tag, or several.
     """
 
@@ -55,10 +55,10 @@ def upload(
     revision: str | None,
     card: Card,
 ) -> tuple[str, Any]:
-    """Upload a model's directory, and return the repository's id and the commit, or a future of the commit.
+    """Upload a model's directory, and return the repository's id, and the commit or a future of the commit.
 
     Args:
-        directory: The model's files. Its README.md is completed.
+        directory: Directory of the model's files. README.md in it, the model card, is completed or made.
         args: Options: ``hub_model_id``, ``hub_token``, ``hub_private_repo``, ``hub_revision``.
         commit_message: Message of the commit; None for the client's own.
         blocking: False returns a future at once, and uploads in the background.
@@ -86,7 +86,7 @@ def upload(
 
 
 def complete_card(file: Path, card: Card, *, repository: str) -> None:
-    """Write the model's name, its data sets and tags into a model card, which is made if it is missing."""
+    """Write name, data sets and tags of the model into a model card, which is made if ``file`` does not exist."""
     import huggingface_hub
 
     hub: Any = huggingface_hub

@@ -1,7 +1,7 @@
 """Hands a script's files and modules to the services: in a shared directory, or over HTTP.
 
-file, module --SharedFiles--> its path; a module is written to a directory where the services look
-             --Uploads------> HTTP --> its path or name there (file_transfer.py)
+file, module --SharedFiles--> a file stays where it is; a module is written where the services look for modules
+             --Uploads------> both are sent over HTTP (file_transfer.py)
 """
 
 import os
@@ -25,7 +25,7 @@ _REFUSALS = (
 
 
 class Delivery(Protocol):
-    """Hands files and Python modules to the services, and returns the paths or names by which they find them."""
+    """Hands files and Python modules to the services, and returns the paths or names that the services know."""
 
     def existing(self, path: Path) -> str:
         """Return the path by which the services find a file or directory that the user named."""
@@ -67,7 +67,7 @@ class SharedFiles(Delivery):
         return str(path)
 
     def module(self, name: str, source: str) -> str:
-        """Write the module to the directory of functions, and return its name, which has the hash of its text."""
+        """Write the module to the directory of functions, and return its name, which ends with a hash of its text."""
         module = named_by_content(name, source.encode())
         self._functions.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._functions / f"{module}.py"
@@ -95,7 +95,7 @@ class Uploads(Delivery):
         self._sender = sender
 
     def existing(self, path: Path) -> str:
-        """Upload the file or directory. If the services take no uploads, return the path: they may have the file."""
+        """Upload the file or directory, and return its path there; ``path`` itself if the services take no uploads."""
         try:
             return self._sender.upload(path)
         except HeadraceApiError as error:
@@ -104,7 +104,7 @@ class Uploads(Delivery):
             return str(path)
 
     def written(self, path: Path) -> str:
-        """Upload the file or directory, delete it on this machine, even after a failure, and return its path there."""
+        """Upload the file or directory, and return its path there. Here it is deleted, even if the upload fails."""
         try:
             return self._sender.upload(path)
         finally:
@@ -114,7 +114,7 @@ class Uploads(Delivery):
                 path.unlink(missing_ok=True)
 
     def module(self, name: str, source: str) -> str:
-        """Upload the module, and return its name in the services. Raises ArgumentError if they do not accept it."""
+        """Upload the module, and return its name in the services. Raises ArgumentError if modules are not accepted."""
         try:
             return self._sender.upload_module(name, source)
         except HeadraceApiError as error:

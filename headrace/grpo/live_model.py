@@ -1,6 +1,7 @@
 """The script's model and tokenizer: loads them when they are used, and copies trained weights into the model object.
 
-A training changes only the weights in the services. The model object gets them when the training has ended.
+A training changes only the weights in the services. The model object gets the newest checkpoint's weights when the
+script uses it before the training has ended, and the final weights afterwards.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ class Weights(NamedTuple):
     source: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the run settings that load the weights of ``source``; empty without one."""
+        """Return the run settings that load the weights of ``source``; empty without a ``source``."""
         return {} if self.source is None else {"resume_from_checkpoint": self.source, "resume_only_model": True}
 
 
@@ -37,7 +38,8 @@ class LiveModel:
         init_kwargs: Arguments of ``from_pretrained``.
 
     Raises:
-        ArgumentError: ``model`` has another type, or is a ``PeftModel`` whose adapter was trained already.
+        ArgumentError: ``model`` has another type, or is a ``PeftModel`` with several adapters, with an adapter that was
+            trained already, or with a ``peft_config`` beside it.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, peft_config: Any, init_kwargs: Mapping[str, Any]) -> None:
@@ -69,7 +71,7 @@ class LiveModel:
 
     @property
     def trained(self) -> Path | None:
-        """Directory of the last training's weights. The first access downloads them if the services are elsewhere."""
+        """Directory of the last training's weights, which the first access may download; None without a training."""
         if self._trained is not None and not isinstance(self._trained, Path):
             self._trained = self._trained()
         return self._trained
@@ -86,7 +88,7 @@ class LiveModel:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a training runs or was interrupted."""
+        """Whether a training is in progress or was interrupted."""
         return self._so_far is not None
 
     @property
@@ -124,7 +126,7 @@ class LiveModel:
         return self._model
 
     def _adapt(self) -> None:
-        """Add a new LoRA adapter to the model, if one is trained and the model does not have it yet."""
+        """Add a new LoRA adapter to the model, if runs train an adapter and the model does not have it yet."""
         if self.peft_config is not None and not hasattr(self._model, "get_base_model"):
             import peft
 
@@ -175,8 +177,8 @@ class LiveModel:
 
         Args:
             inputs: Returns the object that writes models for the services.
-            evaluates: Whether the run only evaluates. Then it also takes the weights of an interrupted training. A
-                training begins with a checkpoint instead, whose weights are float32.
+            evaluates: Whether the run only evaluates. It then begins with the exported model, also of an interrupted
+                training. A run that trains begins with the last training's checkpoint, whose weights are float32.
         """
         if not evaluates and self._trained is not None:
             return Weights(self.given_for_run(inputs), self._checkpoint)
@@ -203,14 +205,14 @@ class LiveModel:
         return self._saved
 
     def save(self, directory: Path) -> None:
-        """Write the model and its tokenizer, with the weights of the last training."""
+        """Write the model object and its tokenizer to a directory. They are loaded first if need be."""
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
     def save_changes(self, directory: Path) -> None:
         """Write the tokenizer and generation settings, which a script may have changed, to a directory of weights.
 
-        Those that the script has not loaded stay as the run wrote them.
+        A tokenizer or model that the script has not loaded changes nothing in the directory.
         """
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(directory)
@@ -220,7 +222,7 @@ class LiveModel:
                 generation.save_pretrained(directory)
 
     def _source(self) -> dict[str, Any]:
-        """Return ``revision`` and ``trust_remote_code``, to load the tokenizer like a model that was given by name."""
+        """Return ``revision`` and ``trust_remote_code`` of a model given by name, to load its tokenizer; else empty."""
         if self._is_given:
             return {}
         return {
@@ -268,10 +270,10 @@ def own_tokenizer(model: Any) -> Any:
 
 
 def is_own_tokenizer(tokenizer: Any, model: str, **source: Any) -> bool:
-    """Return whether a tokenizer has the vocabulary, chat template, and bos and eos token of the model's own.
+    """Return whether a tokenizer has the vocabulary, chat template, and bos and eos token of the model's own tokenizer.
 
-    ``source`` has arguments of ``from_pretrained`` that load the model's own. If it cannot be loaded, the result is
-    False.
+    ``source`` has arguments of ``from_pretrained`` for the model's own tokenizer. If this cannot be loaded, the result
+    is False.
     """
     from transformers import AutoTokenizer
 

@@ -39,7 +39,7 @@ class OwnCode:
         """Check that the training data has every column that the script's reward functions ask for.
 
         Args:
-            data: The trainer's ``train_dataset``. If a column is not found in it, the services are asked.
+            data: The trainer's ``train_dataset``. If a column is not found in it, the services check the data.
             client: A client of the run API.
 
         Raises:
@@ -65,14 +65,14 @@ class OwnCode:
                     )
 
     def follow(self, run: Run) -> None:
-        """Remember the pause that a resumed run may still report, so that ``check`` ignores it."""
+        """Remember the run's present pause, so that ``check`` ignores it while the resumed run still reports it."""
         self._known_pause = (run.get("pause") or {}).get("since_s")
 
     def check(self, run: Run) -> None:
         """Check that a run is not paused because of the script's own code.
 
         Raises:
-            HeadraceError: It is. The message has the last failure.
+            HeadraceError: The script's code paused the run. The message has the last failure.
         """
         pause = run.get("pause")
         if run["status"] != "paused" or pause is None or pause["by"] != "rewards":
@@ -142,7 +142,7 @@ def check_evaluation(run: Run, metrics: Mapping[str, Any]) -> None:
 
 
 def _own(names: Sequence[str], given: Sequence[Any]) -> dict[str, Any]:
-    """Return a script's own functions and classes by their names in the settings, without those given by name."""
+    """Return a script's own functions and classes by their ``module:function`` names in the settings; nothing else."""
     pairs = zip(names, given, strict=True) if len(names) == len(given) else ()
     return {name: it for name, it in pairs if ":" in name and not isinstance(it, str)}
 

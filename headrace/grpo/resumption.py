@@ -1,9 +1,10 @@
 """Continues an earlier run: the same run if the script is unchanged, or a new run with the script's settings.
 
-same settings and functions            the run itself
-others, the run has a checkpoint       a new run from its newest checkpoint; the old one is stopped
-others, no checkpoint yet              a new run from the beginning; the old one is stopped
-all steps are made                     the run itself, with nothing left to train
+same settings and functions                  the run itself goes on, also after a failure
+other settings, the run has a checkpoint     a new run begins from its newest checkpoint; the earlier run is stopped
+other settings, no checkpoint yet            a new run begins from the start; the earlier run is stopped
+stopped early, or more steps by now          a new run begins from the earlier run's newest checkpoint
+ended, and all steps are made                nothing is left to train
 """
 
 import contextlib
@@ -29,7 +30,7 @@ class Replaced:
     """An earlier run whose place a new run takes, and the reason.
 
     Args:
-        run: The run.
+        run: The earlier run's record.
         why: The reason for a new run, as text for the user.
         has_checkpoint: Whether the new run begins from the earlier run's newest checkpoint.
         says_changes: Whether ``why`` lists the settings that have changed.
@@ -41,7 +42,7 @@ class Replaced:
     says_changes: bool = False
 
     def say_successor(self, new: Run, *, say: Callable[[str], None]) -> None:
-        """Print with ``say`` which run continues or replaces this one, and why."""
+        """Print with ``say`` that the run ``new`` continues or replaces the earlier run, and why."""
         run_id, beginning = self.run["run_id"], new.get("beginning")
         if beginning is None:
             say(f"{self.why}, and {run_id} has no checkpoint yet: {new['run_id']} begins anew")
@@ -54,7 +55,7 @@ def replaced(
 ) -> Replaced | None:
     """Return the run and a reason if a new run must take its place; None if the run itself can continue.
 
-    The reason is that it has ended or has other settings. If it has not ended, it is paused first.
+    The reason: the run has finished, was stopped, or has other settings. A run that has not ended is paused first.
 
     Raises:
         ArgumentError: The settings are invalid.
@@ -78,7 +79,7 @@ def replaced(
 
 
 def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, Any]) -> bool:
-    """Return whether a run that has ended has made the steps of these settings, so that nothing is left to train."""
+    """Return whether a finished or stopped run has made all steps of ``settings``. False for any other run."""
     if run["status"] not in ("finished", "stopped"):
         return False
     steps = own_steps(client, run, settings)
@@ -103,7 +104,7 @@ def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], None]) -> None:
-    """Print with ``say`` which settings of a run differ from the run that it continues, if both are known."""
+    """Print with ``say`` the settings in which a new run differs from the run that it continues, if there are any."""
     source = _beginning(new).get("run_id")
     if source is None:
         return

@@ -56,8 +56,8 @@ class RunInputs:
             what: The argument's name, for messages.
 
         Raises:
-            ArgumentError: It is neither, has no rows, has a value that JSON does not have, or has no length while
-                ``num_rows`` is None.
+            ArgumentError: ``data`` is neither, has a transform or a value that JSON does not have, has no rows, or has
+                no length while ``num_rows`` is None.
         """
         check_dataset(data, num_rows=num_rows, what=what)
         if _is_dataset(data):
@@ -92,7 +92,7 @@ class RunInputs:
             otherwise: The name of a function without one, such as a lambda.
 
         Raises:
-            ArgumentError: It cannot be written as source, or the services do not accept functions.
+            ArgumentError: The function cannot be written as source, or the services do not accept functions.
         """
         name, text = _module_of(function, otherwise=otherwise)
         return f"{self._delivery.module(name, text)}:{name}"
@@ -134,7 +134,7 @@ class RunInputs:
     def _directory_named_by_content(self, made: Path) -> Path:
         """Rename a directory after the hash of its files, and return its path. A link is hashed by its target's path.
 
-        If this directory exists already, ``made`` is deleted.
+        If a directory of the new name exists already, ``made`` is deleted.
         """
         digest = hashlib.sha256()
         for file in sorted(path for path in made.rglob("*") if not path.is_dir()):
@@ -172,7 +172,7 @@ class UnwrittenInputs(RunInputs):
         self._delivery = SharedFiles(Path())
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
-        """Return a file name without writing the data set. Raises ArgumentError if it cannot be written."""
+        """Return a file name without writing the data set. Raises ArgumentError if ``check_dataset`` refuses it."""
         check_dataset(data, num_rows=num_rows, what=what)
         return f"{what}.jsonl"
 
@@ -196,7 +196,7 @@ def check_dataset(data: Any, *, num_rows: int | None, what: str) -> None:
         what: The argument's name, for messages.
 
     Raises:
-        ArgumentError: It has a transform, has no length while ``num_rows`` is None, or is not a data set.
+        ArgumentError: ``data`` has a transform, has no length while ``num_rows`` is None, or is not a data set.
     """
     if _is_dataset(data):
         if getattr(data, "format", {}).get("type") == "custom":
@@ -219,7 +219,7 @@ def _module_of(function: Any, *, otherwise: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _without_progress_bars() -> Generator[None]:
-    """Switch off the progress bars of the library datasets."""
+    """Switch off the progress bars of the library ``datasets`` within the block."""
     import datasets
 
     were_shown = not datasets.are_progress_bars_disabled()

@@ -38,7 +38,7 @@ _SAVING = ("save_steps", "save_total_limit")
 
 
 def check_options(args: GRPOConfig) -> None:
-    """Check that a run has the given options of TRL, and that the batch sizes fit together.
+    """Check that a run supports the given options of TRL, and that the batch sizes fit together.
 
     Raises:
         ArgumentError: An option is not supported, or batch sizes do not fit. The message says what to do instead.
@@ -61,7 +61,8 @@ def training_settings(
         files: Writes the script's functions and data to files.
         callbacks: The trainer's callbacks. An ``EarlyStoppingCallback`` becomes settings of the run.
         source: The run or directory with the checkpoint to begin from; None if the options decide.
-        model: The model of the run that is continued; None for the script's. It is the reference of the KL term.
+        model: The model in the settings of the run that is continued; None for the script's model. It is the reference
+            of the KL term.
 
     Raises:
         ArgumentError: An argument is not supported. The message says what to do instead.
@@ -151,7 +152,7 @@ def _with_run_options(settings: Mapping[str, Any], run_options: Mapping[str, Any
 
 
 def _about_rows_left_out(data: Any, args: GRPOConfig) -> list[str]:
-    """Return a note if an evaluation does not take all rows of its data set."""
+    """Return a list with a note if an evaluation does not take all rows of its data set; else an empty list."""
     num_rows, most = _num_rows(data), _max_eval_prompts(args)
     if num_rows is None or num_rows <= most:
         return []
@@ -208,7 +209,7 @@ def _translated(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _early_stopping(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the settings that an ``EarlyStoppingCallback`` asks for."""
+    """Return the settings that an ``EarlyStoppingCallback`` asks for; empty without such a callback."""
     for callback in filter(is_early_stopping, callbacks):
         return {
             "early_stopping_patience": callback.early_stopping_patience,

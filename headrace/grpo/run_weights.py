@@ -1,9 +1,9 @@
 """Gets the weights of a script's runs, for ``trainer.model`` and ``save_model``.
 
-ended ---> the run's final model, on this machine or downloaded
-Ctrl-C --> the run ends its batch, pauses, writes a checkpoint --export--> a directory of this process
+ended ---> take the run's final model on this machine, or download it
+Ctrl-C --> wait until the run has paused and written a checkpoint --export--> a directory of this process
 
-A run has weights from its first checkpoint on. The weights that it began with are never taken for trained ones.
+A run has weights from its first checkpoint on. The weights with which a run began are never taken for trained ones.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 0.25
 
 
 class RunWeights:
-    """Hands the weights of a trainer's runs to its model, and writes them to directories.
+    """Hands the weights of a trainer's runs to the trainer's model, and writes them to directories.
 
     Args:
         live: The model of the script.
@@ -71,7 +71,7 @@ class RunWeights:
     def _so_far(self, run: Run, *, for_saving: bool = False) -> Path | None:
         """Return the directory of a run's newest weights; None if it is queued or running and has none to give yet.
 
-        With ``for_saving``, it is None only before the first step of a run that began with the model's weights.
+        With ``for_saving``, None is returned only before the first step of a run that began with the model's weights.
 
         Raises:
             HeadraceError: The run has no checkpoint yet, or this machine does not see it.
@@ -127,8 +127,8 @@ class RunWeights:
     def wait_for_checkpoint(self, run: Run, step: int, *, save_steps: int) -> None:
         """Wait until the checkpoint of a step, or a later one, is complete, so that callbacks can save its weights.
 
-        Gives up after ten minutes, when the run no longer trains, and if the run's files are not on this machine. It
-        also gives up if ``max_steps`` was raised, so that the step gets no checkpoint.
+        Gives up after ten minutes, when the run no longer trains, if its files are not on this machine, and if the step
+        gets no checkpoint, because ``max_steps`` was raised.
         """
         if not self._services().see_here(Path(run["run_dir"])):
             return

@@ -23,7 +23,8 @@ def check_script(script: Script, *, callbacks: Sequence[Any], source: bool | str
     Args:
         script: The arguments of the trainer.
         callbacks: The trainer's callbacks.
-        source: The run or directory with the checkpoint to begin from; True if it exists but is not known yet.
+        source: The run or directory with the checkpoint to begin from; True if it is found later; None or False without
+            a checkpoint.
 
     Raises:
         ArgumentError: An argument is wrong or not supported.
@@ -47,9 +48,9 @@ def check_script(script: Script, *, callbacks: Sequence[Any], source: bool | str
 
 
 def _require_model(script: Script) -> None:
-    """Raise ArgumentError if the model can only be on this machine, in a directory or the hub's cache, and is not.
+    """Raise ArgumentError if the model must be in a directory or the hub's cache on this machine, and is not.
 
-    Nothing is checked if the services exist already, because they may see other files.
+    Nothing is checked if services run already or are elsewhere, because they may see other files.
     """
     name = script.model.name
     if script.model.is_given or Path(name).is_dir() or not would_start_services():

@@ -64,11 +64,12 @@ class ScriptRun:
         return self._connected().client
 
     def begin(self, resume: bool | str | None) -> None:
-        """Begin a training run, which may continue an earlier run, or resume the paused one.
+        """Begin a new training run, which may continue an earlier run, or resume the paused run.
 
         Args:
-            resume: True continues a run that failed, or that another process began. A text begins a new run from a
-                checkpoint: ``RUN``, ``RUN:STEP``, or a directory. None begins a new run, or resumes the paused one.
+            resume: True continues this process's run, or else the run that another process began in ``output_dir``. A
+                text begins a new run from a checkpoint: ``RUN``, ``RUN:STEP``, or a directory. None continues this
+                process's run if it has not ended, and otherwise begins a new run.
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
@@ -88,7 +89,7 @@ class ScriptRun:
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
-        """Follow the run to its end, report its steps and evaluations to callbacks, and return all steps' losses.
+        """Follow the run to its end, report steps and evaluations to callbacks, and return the losses of all its steps.
 
         Raises:
             HeadraceError: The run failed, or is paused because code of the script fails.
@@ -125,8 +126,8 @@ class ScriptRun:
     def _catch_up(self, *, to_step: int | None = None) -> list[dict[str, Any]]:
         """Report to callbacks the steps and evaluations whose events did not arrive, and return all steps' metrics.
 
-        Events can be missing because only a run's newest 20,000 are kept, and because one may get lost. Steps after
-        ``to_step`` are not reported.
+        Events can be missing because only a run's newest 20,000 are kept, and because one may get lost. Steps and
+        evaluations after ``to_step`` are not reported.
         """
         run_id = self._followed()["run_id"]
         steps = self.client.metrics(run_id)
@@ -142,7 +143,7 @@ class ScriptRun:
 
         Raises:
             ArgumentError: The training is paused or still runs, or there is nothing to evaluate on.
-            HeadraceError: The evaluation failed, or a reward function failed too often in it.
+            HeadraceError: The evaluation failed, or too many of its rewards failed or rollouts were lost.
         """
         client = self.client
         training = None if self.run is None else client.get(self.run["run_id"])
@@ -179,7 +180,7 @@ class ScriptRun:
         """Return the metrics with which transformers ends a training, such as ``train_runtime`` and ``train_loss``.
 
         Args:
-            losses: The losses of all steps, whose mean is ``train_loss``.
+            losses: The losses of all steps of the run. Their mean is ``train_loss``.
             steps: Optimizer steps that were made in this call of ``train()``.
             seconds: Duration of this call.
         """
@@ -267,7 +268,7 @@ class ScriptRun:
     def _remember(self, submission: Submission) -> None:
         """Follow a new run, and write its id to ``output_dir``, where another process finds it.
 
-        If the number of rows is not known, the whole run counts as one epoch.
+        Also computes the epochs per step. If the number of rows is not known, the whole run counts as one epoch.
         """
         assert submission.run is not None
         self.take_run(submission.run)

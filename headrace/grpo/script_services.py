@@ -1,12 +1,13 @@
 """Finds the services for a script, or starts them on this machine.
 
-HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY; files and functions go to it over HTTP,
-                                  unless HEADRACE_INPUTS_DIR names a directory that both sides see
-HEADRACE_STATE_DIR, ./.headrace   the services that `headrace up` runs there
-./.headrace/script-...            otherwise: services of this process, which end with it
+HEADRACE_URL                      names a deployment elsewhere, whose key is HEADRACE_API_KEY. Files and functions go to
+                                  it over HTTP, unless HEADRACE_INPUTS_DIR names a directory that both sides see
+HEADRACE_STATE_DIR, ./.headrace   `headrace up` runs services with this state directory
+otherwise                         this process starts services in HEADRACE_STATE_DIR or ./.headrace/script-...; they end
+                                  with it
 
-A process has one run at a time. When it begins another run, it stops its own earlier run if that has not ended, because
-a paused run would keep the generators.
+A process has one run at a time. When it begins another run, it stops its earlier run if that has not ended, because a
+paused run would keep the generators.
 """
 
 import atexit
@@ -59,7 +60,7 @@ class ScriptServices:
     Args:
         client: A client of the run API.
         shared: Where inputs are written; None if this machine shares no directory with the services.
-        state_dir: The services' state directory, if they run on this machine.
+        state_dir: The services' state directory; None if they run elsewhere.
         in_words: A description of the services for messages, to follow "trains with".
     """
 
@@ -109,7 +110,7 @@ class ScriptServices:
         Args:
             run: The run, which has ended.
             base: The script's name for the base model, which is written into the configuration of an adapter.
-            to: The directory; by default one that the services see too, if they share one with this machine.
+            to: Where the files are written; by default a directory shared with the services, or else a temporary one.
         """
         directory = to or (self._shared.inputs if self._shared else self.own_directory()) / str(run["run_id"])
         with progress("downloading the model") as tell:
@@ -132,7 +133,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
     """Return the services that the environment names or that run on this machine. Without any, start them.
 
     Args:
-        resumed: State directory of an earlier script's services, to start them again.
+        resumed: State directory of an earlier script's services, which are started again; None for no such directory.
         say: Prints a line for the user.
 
     Raises:
@@ -177,7 +178,7 @@ def begin_run(
     say: Callable[[str], None],
     on_begun: Callable[[Submission], None] | None = None,
 ) -> Submission:
-    """Submit a run, and stop this process's earlier run if that has not ended.
+    """Submit a run, and stop the earlier run of this process if that has not ended.
 
     Args:
         client: A client of the run API.
@@ -208,7 +209,7 @@ def begin_run(
 
 
 def stop_other_run(client: HeadraceClient, run_id: str, *, say: Callable[[str], None]) -> None:
-    """Record ``run_id`` as the current run of this process, and stop its earlier run if that has not ended.
+    """Record ``run_id`` as this process's run, and stop the process's earlier run if that has not ended.
 
     A paused run keeps the generators, so the new run would wait for it.
     """
@@ -225,7 +226,7 @@ def stop_other_run(client: HeadraceClient, run_id: str, *, say: Callable[[str], 
 def end_started() -> None:
     """End the services that this process started.
 
-    Their runs that have not ended go on when services are started again in the same state directory.
+    Runs that have not ended go on when services are started again in the same state directory.
     """
     while _started:
         _, process = _started.popitem()

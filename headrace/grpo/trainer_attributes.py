@@ -85,11 +85,11 @@ def refuse_unsupported(*, args: Any, optimizers: Sequence[Any], rollout_func: An
 def check_overrides(kind: type, *, trainer: type) -> None:
     """Refuse a subclass that overrides a method that nothing would call.
 
-    For a method that only the script can call, a note is printed.
+    For ``log``, ``evaluate`` and ``save_model``, which only the script itself can call here, a note is printed.
 
     Args:
-        kind: The new subclass. Its mixins are checked too. Its parents below the trainer were checked before.
-        trainer: The class of the trainer itself.
+        kind: The new subclass. Its mixins are checked too, but not its parents that are subclasses of ``trainer``.
+        trainer: The class ``GRPOTrainer``, which imports this module.
 
     Raises:
         ArgumentError: The subclass has a method that nothing would call.
@@ -168,7 +168,7 @@ def reward_weights(given: Sequence[float] | None, *, num_functions: int, environ
 
 
 def reward_tokenizers(given: Sequence[Any], *, num_functions: int) -> list[Any]:
-    """Return a tokenizer for each reward function, or None for the model's own. If none is given, all are None.
+    """Return a tokenizer or None, for the model's own, for each reward function. If none is given, all are None.
 
     Raises:
         ArgumentError: The number of tokenizers differs from the number of functions.
@@ -184,7 +184,7 @@ def reward_tokenizers(given: Sequence[Any], *, num_functions: int) -> list[Any]:
 
 
 def all_tools(tools: Sequence[Any], environment_factory: Any) -> list[Any]:
-    """Return the tools, and the public methods of environment classes, which the model may call as tools."""
+    """Return the tools, and the public methods of environment classes other than ``reset`` and ``get_reward``."""
     methods = [
         method
         for kind in environment_classes(environment_factory)

@@ -5,9 +5,9 @@ metrics of each step, evaluations --take--> state.log_history, on_step_end, on_l
                         each step once, in order: a step that is repeated after a crash is not reported again,
                         and steps before this process only update the state
 
-The callbacks see steps a moment after they were made. The training does not wait for callbacks. It also continues
-during an evaluation. So ``on_save`` of a step with an evaluation follows the evaluation or, if this is late, comes
-right before the next step.
+The callbacks see steps a moment after they were made. The training does not wait for callbacks, and continues during an
+evaluation. So ``on_save`` of a step with an evaluation follows the evaluation or, if this is late, comes right before
+the next step.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class TrainingEvents:
         self.fire("on_train_begin")
 
     def begin_anew(self, *, continues: bool) -> None:
-        """Reset the state from an earlier run to a new one. If the new run continues it, the log is kept."""
+        """Reset the state for a new run. If this ``continues`` the earlier run, ``state.log_history`` is kept."""
         self.state.global_step, self.state.epoch = 0, 0.0
         self._window.clear()
         self._is_save_due = self._is_epoch_over = False
@@ -83,7 +83,7 @@ class TrainingEvents:
         self._told_evaluations.clear()
 
     def take_evaluation_once(self, metrics: Mapping[str, Any]) -> None:
-        """Log an evaluation of the run, call ``on_evaluate`` and update the best one, unless it was reported before."""
+        """Log an evaluation of the run, call ``on_evaluate`` and update the best metric, once per evaluation."""
         step = int(metrics["step"])
         if step not in self._told_evaluations:
             self._told_evaluations.add(step)
@@ -120,7 +120,7 @@ class TrainingEvents:
             self._checkpoints = f"{run['run_dir']}/checkpoints"
 
     def take_best(self, best: Mapping[str, Any] | None) -> None:
-        """Set the best metric of the state from the run's record, which includes evaluations repeated after a crash."""
+        """Set the state's best metric from the run's record, which counts evaluations repeated after a crash."""
         if best is not None:
             self._set_best(step=int(best["step"]), value=float(best["value"]))
 
@@ -131,7 +131,7 @@ class TrainingEvents:
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Update the state from the metrics of one step and call the callbacks, unless the step was already reported.
 
-        A step before the newest one is ignored, also if it was left out.
+        A step before the newest reported one is ignored, even if it was never reported.
         """
         step = int(metrics["step"])
         if step <= self.state.global_step:
@@ -157,7 +157,7 @@ class TrainingEvents:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        """Fire ``on_save`` and ``on_epoch_end`` if they are due. They come after the evaluation of a step."""
+        """Call ``on_save`` and ``on_epoch_end`` if they are due, which they are after the evaluation of a step."""
         is_save_due, self._is_save_due = self._is_save_due, False
         is_epoch_over, self._is_epoch_over = self._is_epoch_over, False
         if is_save_due:

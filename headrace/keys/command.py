@@ -67,7 +67,7 @@ def add(arguments: argparse.Namespace) -> int:
 
 
 def revoke(arguments: argparse.Namespace) -> int:
-    """Remove a key from the keys file by its name, so that the services refuse it."""
+    """Remove the key with the given name from the keys file, so that the services refuse it."""
     with _told_in_words():
         path = keys_file(arguments)
         with _editing(path) as lines:
@@ -102,7 +102,7 @@ def keys_file(arguments: argparse.Namespace, environment: Mapping[str, str] = os
     """Return the path of the keys file that the arguments or the environment choose.
 
     Raises:
-        UserError: No file is named, and `headrace up` was never started here.
+        UserError: No file is named, and `headrace up` was never started with this state directory.
     """
     if arguments.file:
         return Path(os.path.expanduser(arguments.file)).absolute()

@@ -1,7 +1,7 @@
-"""Keeps the generator's vLLM worker and the training rank off each other's cores on a machine without a GPU.
+"""Keeps the generator's vLLM worker and the training rank off each other's CPU cores on a machine without a GPU.
 
-    2 cores:  worker 0      rank 1
-    8 cores:  worker 0-3    rank 4-7
+    2 cores:  worker on 0      rank on 1
+    8 cores:  worker on 0-3    rank on 4-7
 
 Without placement, both start one thread per core and wait for each other. Measured on two cores: a training step took
 up to a hundred times longer than with its own core.
@@ -35,7 +35,7 @@ def num_unused_gpus(environment: Mapping[str, str]) -> int:
 
 
 def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Return the environment variables that give each generator, and the trainer, its cores.
+    """Return the environment variables that give each generator, and the trainer, its CPU cores.
 
     Generators get the first half of the cores and the training rank the rest. Two generators share a core only if
     there are more generators than cores for them. With a single core, no variables are set.
@@ -57,5 +57,5 @@ def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, 
 
 
 def available_cores() -> list[int]:
-    """Return the cores this process may run on."""
+    """Return the numbers of the CPU cores that this process may run on, sorted."""
     return sorted(os.sched_getaffinity(0))

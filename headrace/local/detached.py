@@ -20,9 +20,9 @@ _BEGINS = "headrace up --detach"
 def start_detached(
     settings: UpSettings, *, outlives_us: bool, variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start `headrace up` in a process session of its own, with its output in logs/launcher.log.
+    """Start `headrace up` in a process session of its own, with its output in the state directory's logs/launcher.log.
 
-    Unless ``outlives_us``, it ends when this process dies. ``variables`` are added to its environment.
+    Unless ``outlives_us``, `headrace up` ends when this process dies. ``variables`` are added to its environment.
     """
     state = StateDir(settings.state_dir)
     state.make()
@@ -53,7 +53,7 @@ def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> E
     """Wait until a detached `headrace up` has started its services, and return their addresses.
 
     Raises:
-        UserError: It ended, or was not up within two minutes.
+        UserError: `headrace up` ended, or was not up within two minutes and was told to end.
     """
     state = StateDir(settings.state_dir)
     deadline = time.monotonic() + _DETACHED_START_TIMEOUT_S

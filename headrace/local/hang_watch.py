@@ -1,7 +1,7 @@
 """Detects a hanging service: the kernel accepts connections for it, but it sends nothing for a minute.
 
     every few seconds: a request to its port --> any reaction   it is alive, also if busy or loading
-                                             --> no reaction    for a minute: it hangs
+                                             --> no reaction    for a minute (ten after its start): it hangs
 
 Any reaction shows that the event loop runs, so the answer itself does not matter: 503 counts, and so does a TLS alert.
 Only time in which this process itself ran is counted. Otherwise every service would seem to hang after a laptop slept.
@@ -34,7 +34,7 @@ class Question:
 
 
 async def until_it_hangs(question: Question) -> float:
-    """Wait until the service hangs, and return the seconds since its last reaction. Cancel this to stop watching."""
+    """Wait until the service hangs, and return the seconds of its silence. Cancel the call to stop watching."""
     silence, patience_s = Silence(), max(FIRST_REACTION_S, SILENT_S)
     while silence.seconds < patience_s:
         reacting = asyncio.create_task(_reacts(question), name=f"is port {question.port} alive")

@@ -15,7 +15,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class HeldPort:
-    """Holds a port until it is closed.
+    """Holds a port of 127.0.0.1 until ``close``.
 
     Args:
         number: The port; 0 takes any free port.
@@ -53,7 +53,7 @@ class HeldPort:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:
-        """Release the port."""
+        """Release the port, so that other processes can bind it."""
         self._socket.close()
 
     def __enter__(self) -> Self:

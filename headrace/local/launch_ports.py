@@ -1,4 +1,4 @@
-"""Chooses the ports of one `headrace up`, and holds them from then on, so that another one cannot choose the same."""
+"""Chooses the ports of one `headrace up`, and holds them from then on, so that no other process can take them."""
 
 import contextlib
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int, 
         scheme: ``http`` or ``https``, for all services.
 
     Raises:
-        UserError: A requested port is taken.
+        UserError: ``api_port`` or a metrics port is taken.
     """
     for_metrics = _for_metrics(metrics_port, num_generators)
     with contextlib.ExitStack() as held:
@@ -107,6 +107,7 @@ def hold_generators(indices: range, *, metrics_port: int, scheme: str = "http") 
 
     Raises:
         UserError: A metrics port is taken.
+        OSError: No port or file descriptor is free.
     """
     for_metrics = _for_metrics(metrics_port, indices.stop)
     with contextlib.ExitStack() as held:

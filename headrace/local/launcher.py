@@ -179,7 +179,7 @@ class Launcher:
             self._stop.set()
 
     async def _announce_when_ready(self, services: RunningServices) -> None:
-        """Wait for the run API, and briefly for rewarder and sessions service. Then print all addresses."""
+        """Wait for the run API, then at most 20 s for rewarder and sessions service. Then print all addresses."""
         slow_at = time.monotonic() + _SLOW_START_S
         while not await self._answers(self._ports.trainer.url):
             await asyncio.sleep(_READY_EVERY_S)
@@ -305,7 +305,7 @@ def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> l
 
 
 def _end_leftovers(state: StateDir, say: Callable[[str], None]) -> None:
-    """End the services that a killed launcher left behind. This process has its lock, so that launcher is gone."""
+    """End the services that a killed launcher left behind. This process has the lock, so no other launcher runs."""
     endpoint = state.endpoint()
     if endpoint is None:
         return

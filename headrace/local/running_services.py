@@ -13,7 +13,7 @@ from headrace.local.supervised_process import ServiceSpec, SupervisedProcess
 
 
 class RunningServices:
-    """The services that run now, in the order in which they were started.
+    """The services of one `headrace up`, in the order in which they were started.
 
     Args:
         tasks: Runs a supervising task for each service.
@@ -65,7 +65,7 @@ class RunningServices:
             await asyncio.gather(*(self._end_one(one) for one in self._running if one.spec.name in names))
 
     def specs(self) -> dict[str, ServiceSpec]:
-        """Return each running service's spec (command, environment, ports), by name."""
+        """Return each service's spec (command, environment, ports), by name, without services that were ended."""
         return {service.spec.name: service.spec for service in self._running}
 
     def processes(self) -> dict[str, ProcessMark]:

@@ -31,7 +31,7 @@ REDIS, TRAINER, REWARDER, SESSIONS, SIMULATED = "redis", "trainer", "rewarder", 
 
 
 def default_commands() -> dict[str, tuple[str, ...]]:
-    """Return the command of each kind of service."""
+    """Return the command line that starts each kind of service, by the kind's name."""
     modules = {
         TRAINER: "trainer",
         REWARDER: "rewarder",
@@ -48,8 +48,7 @@ class UpSettings:
 
     Attributes:
         num_simulated: Number of simulated generators, which run in one process and replace all real ones; 0 for none.
-        metrics_port: Port of the trainer's metrics. The rewarder uses the next port, the sessions service the one after
-            it, and the generators the ports after that. 0 means no metrics.
+        metrics_port: First of consecutive ports, for trainer, rewarder, sessions service, generators; 0: no metrics.
         scheme: ``https`` if HEADRACE_TLS_CERT_FILE is set, which the services read themselves; else ``http``.
         ca_file: File with the CA of the services' certificate.
     """
@@ -72,7 +71,7 @@ class UpSettings:
 
 
 def trainer_stop_timeout_s(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds that the trainer has to end: 15, plus the time for a rank's last checkpoint (at least 15)."""
+    """Return the seconds that the trainer has to end: 15 plus HEADRACE_RANK_STOP_GRACE_S for its ranks, at least 30."""
     try:
         rank_s = float(environment.get(_RANK_STOP_GRACE, _STOP_TIMEOUT_S))
     except ValueError:  # the trainer refuses it
@@ -104,7 +103,7 @@ def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec
 def service_specs(
     settings: UpSettings, state: StateDir, *, keys: Keys, ports: LaunchPorts, redis_url: str
 ) -> list[ServiceSpec]:
-    """Return the commands, environments and ports of the trainer, generators, rewarder and sessions service."""
+    """Return the specs (command, environment, ports) of the trainer, generators, rewarder and sessions service."""
     common = _common_environment(state, redis_url)
     secrets = _secrets(keys, redis_url)
     # The rewarder does not get the internal key: requests between it and other services carry the API key.

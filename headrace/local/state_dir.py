@@ -169,7 +169,7 @@ class StateDir:
         """Return the content of endpoint.json; None if the file does not exist.
 
         Raises:
-            UserError: The file cannot be read.
+            UserError: The file cannot be read or is not valid.
         """
         try:
             body = json.loads(self.endpoint_file.read_text(encoding="utf-8"))
@@ -218,7 +218,7 @@ class StateDir:
         write_privately(self.generators_file, f"{count}\n")
 
     def wanted_generators(self) -> int | None:
-        """Return the number of generators that `headrace scale` asked for; None if it was not used."""
+        """Return the number of generators that `headrace scale` asked for; None if `headrace scale` was not used."""
         try:
             return int(self.generators_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):

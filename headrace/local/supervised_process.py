@@ -76,7 +76,7 @@ class SupervisedProcess:
         """Run the service, and restart it after crashes, until `end` is called or it refuses to run.
 
         Returns:
-            None after `end`. If the service refused, 2 (a user's error) or 3 (replaced by a newer process).
+            None after `end`; 3 if a newer process replaced the service; 2 if it refused, or a restart would fail too.
         """
         pause_s = _FIRST_PAUSE_S
         try:
@@ -134,7 +134,7 @@ class SupervisedProcess:
         return False
 
     def last_words(self) -> str:
-        """Return the last message that the service has logged since its newest start."""
+        """Return the last message logged since the newest start; "no log" or "it logged no message" without one."""
         try:
             with self.spec.log_path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)

@@ -3,8 +3,8 @@
     GET /v1/runs/{run_id}          settings, number of live generators
     GET /v1/runs/{run_id}/metrics  one line per step; the first quarter is warm-up and is left out
 
-If the trainer trains most of the time, the generators wait for it, because admission lets no more prompts in. Their
-measured rate is then only a lower bound.
+If the trainer trains most of the time, the generators wait for it, because admission lets no more prompts in. The
+generators' measured rate is then only a lower bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def read_run(client: HeadraceClient, named: str) -> Measured:
     """Read a run and its metrics from the run API, and compute its mean lengths and rates.
 
     Raises:
-        UserError: The run has made too few steps.
+        UserError: The run has made fewer than 4 steps.
         HeadraceApiError: The run does not exist, or the API cannot be reached.
     """
     run = client.get(named)
@@ -101,7 +101,7 @@ def _prompt_tokens(
     warm: Sequence[Mapping[str, Any]],
     completion: float | None,
 ) -> float | None:
-    """Return the mean prompt length in tokens.
+    """Return the mean prompt length in tokens; None if unknown.
 
     It is derived from ``num_tokens``, the running sum of the prompt and completion lengths of all trained rollouts.
     """

@@ -1,8 +1,8 @@
 """Computes the main memory that a trainer node and a generator replica need. Pure.
 
-It counts the memory for loading the model, for writing checkpoints, for the copy of the last push from which deltas are
-computed, and for staged weights that have no room on a GPU. It does not count data sets, or the few GiB that Python,
-torch and vLLM need in each process.
+Counted: the memory for loading the model, for writing checkpoints, for the copy of the last push from which deltas are
+computed, and for staged weights that have no room on a GPU. Not counted: data sets, and the few GiB that Python, torch
+and vLLM need in each process.
 """
 
 from headrace.plan.memory import MASTER, saved_bytes, staged_bytes

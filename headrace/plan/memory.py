@@ -78,7 +78,7 @@ def generator_rows(work: Workload) -> list[Row]:
 
 
 def disk_rows(work: Workload) -> list[Row]:
-    """Return the rows on the disk space of one checkpoint and of all that a run keeps; empty if it is unknown."""
+    """Return the rows on the disk space of one checkpoint and of all that a run keeps; empty if its size is unknown."""
     config = work.config
     saved = work.adapter_parameters if config.use_peft else work.num_parameters
     if saved is None:
@@ -104,7 +104,7 @@ def disk_rows(work: Workload) -> list[Row]:
 
 
 def groups_that_fit(work: Workload) -> tuple[float, float] | None:
-    """Return how many prompt groups a replica decodes at once, at full length and at mean length; None if unknown."""
+    """Return how many groups (at least 1) a replica decodes at once, at full and at mean length; None if unknown."""
     free, per_token = _room_bytes(work), _bytes_per_token(work)
     if free is None or per_token is None or work.completion_tokens is None:
         return None

@@ -1,7 +1,7 @@
 """The parts of a model's config.json that determine memory: the number of weights, and the KV cache of a token.
 
     parameters   counted layer by layer as transformers builds them, for the architectures in FAMILIES
-    KV cache     2 x layers x key-value heads x head size numbers a token (keys and values)
+    KV cache     for each token, 2 x layers x key-value heads x head size numbers (keys and values)
 
 For other architectures the weights are counted in the headers of their files (model_source.py), or given.
 """

@@ -101,7 +101,7 @@ def _table(text: str, where: str) -> Mapping[str, Any]:
 
 
 def _count(directory: Path) -> int | None:
-    """Return the number of weights in a directory's safetensors files; None if there is none, or one is unreadable."""
+    """Return the number of weights in a directory's safetensors files; None without files, or if one is unreadable."""
     files = [file for file in sorted(directory.glob("*.safetensors")) if "adapter" not in file.name]
     counts = [_count_in(file) for file in files]
     known = [count for count in counts if count is not None]
@@ -109,7 +109,7 @@ def _count(directory: Path) -> int | None:
 
 
 def _count_in(file: Path) -> int | None:
-    """Return the number of weights in a safetensors file, from its header: 8 bytes of length, then JSON."""
+    """Return the number of weights in a safetensors file, from its header (8 bytes of length, JSON); None on error."""
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))

@@ -2,7 +2,7 @@
 
 docs/operations.md derives the formulas, with these letters:
 
-R  sampled tokens the trainer trains a second        g  sampled tokens a replica samples a second
+R  sampled tokens the trainer trains per second      g  tokens a generator replica samples per second
 I  passes over a batch (num_iterations)              T  seconds of a step that never waits
 h  seconds for which a push stops decoding           S  max_staleness
 """
@@ -75,7 +75,7 @@ def reward_rows(work: Workload) -> list[Row]:
 
 
 def groups_per_second(work: Workload) -> float | None:
-    """Return the sampled groups a second that keep the trainer busy; None if a step's duration is unknown."""
+    """Return the sampled groups per second that keep the trainer busy; None if a step's duration is unknown."""
     step_s = step_seconds(work)
     if step_s is None:
         return None

@@ -21,7 +21,7 @@ class Rates:
         push_standstill_s: Seconds for which a push stops decoding.
         reward_s: Seconds that the reward functions take for one group.
         turns: Mean turns of a rollout with tools.
-        turn_cpu_s: Seconds of processor time of a turn in the sessions service.
+        turn_cpu_s: Seconds of processor time that the sessions service needs for one turn.
         drop_share: Share of the sampled groups that are dropped, from 0 to below 1.
         is_generator_lower_bound: Whether the generators waited for work and could have sampled more.
         holds_pushes: Whether the generators' rate includes the time of weight pushes.
@@ -47,7 +47,7 @@ class Engine:
     """The split of one generator replica over GPUs.
 
     Attributes:
-        tensor_parallel: Number of GPUs that share each layer, split by key-value heads.
+        tensor_parallel: Number of GPUs that share each layer, split by attention heads.
         pipeline_parallel: Number of stages that share the layers.
         data_parallel: Number of complete engines, each with its own KV cache.
     """

@@ -25,8 +25,8 @@ class NamedFunction:
     """A reward function's name in a run file, and the places to import it from.
 
     Args:
-        name: ``module:function``, or a built-in.
-        places: Where a rewarder that is started here would search for it.
+        name: ``module:function``, or the name of a built-in function.
+        places: The directories and packages from which a worker may import the function.
         file: The file that was named; None if a module was named.
     """
 

@@ -28,9 +28,9 @@ class GroupView:
     """The rewards and advantages that a trainer would compute for one prompt group, and the group's fate.
 
     Args:
-        rewards: The weighted sum of rewards for each completion; None if it is unscored.
+        rewards: The weighted sum of rewards for each completion; None for an unscored completion.
         advantages: One for each completion; None if too few completions are scored, or all rewards are equal.
-        fate: ``trained``, ``zero_std`` or ``unscorable``.
+        fate: ``trained``, ``zero_std`` (all rewards are equal) or ``unscorable`` (fewer than two are scored).
     """
 
     rewards: tuple[float | None, ...]

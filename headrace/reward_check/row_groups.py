@@ -1,4 +1,4 @@
-"""Makes prompt groups from rows of a data set. Their completions come from the data set too.
+"""Makes prompt groups from rows of a data set, with completions that come from the data set too.
 
 row --> prompt, columns                          as the trainer reads them
     --> completions: the list of texts in the column, or the row's text and another row's: one right, one wrong;
@@ -58,7 +58,7 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
         completion_column: The column with completions; if None, the first of GOLD_COLUMNS that exists.
 
     Raises:
-        UserError: The data set cannot be read, or none of its rows can be used.
+        UserError: The data set cannot be read, lacks the column, or has no row or completion that can be used.
     """
     _require_file(str(settings["dataset_name"]))
     _require_libraries(str(settings["dataset_name"]))
@@ -110,7 +110,7 @@ def _column(wanted: str | None, columns: Sequence[str]) -> str | None:
 
 
 def _with_another(texts: Sequence[Sequence[str]], index: int) -> tuple[str, ...]:
-    """Return a row's texts. A single text is joined by another row's text, which the function should score lower."""
+    """Return a row's texts. A single text is followed by a wrong one: another row's, or else an empty text."""
     own = tuple(texts[index])
     if len(own) > 1:
         return own

@@ -48,7 +48,7 @@ class Trial:
     Args:
         inspected: The function's kind, version and needs.
         outcomes: For each group, one outcome for each completion.
-        said: The stack traces that the rewarder would log, once each.
+        said: The messages with a stack trace that the rewarder would log.
         is_ended: Whether all calls have ended; an async function may ignore its cancellation.
     """
 

@@ -55,7 +55,7 @@ def braille_curve(
 def merged(curves: Sequence[Sequence[str]], letters: Sequence[str] = ()) -> list[list[tuple[str, int]]]:
     """Overlay curves of equal size. Return the lines of cells, each a character and the number of the cell's curve.
 
-    A cell with dots of several curves gets the number of the last. Each curve is marked every few columns with its
+    A cell with dots of several curves gets the last one's number. Each curve is marked every few columns with its
     letter from ``letters``. Curves that begin together have their letters in different columns.
     """
     lines: list[list[tuple[str, int]]] = []
@@ -83,7 +83,7 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
 
 
 def nice_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Return lower and upper bounds for the axis: 0 and 1 if all values lie between them, as most rewards do."""
+    """Return the axis's bounds: 0 and 1 if all values lie there, else min(0, lowest value) and the highest value."""
     if not values or (min(values) >= 0 and max(values) <= 1):
         return 0.0, 1.0
     low, high = min(0.0, min(values)), max(values)

@@ -1,10 +1,10 @@
 """Builds the part of the `headrace watch` panel about learning: evaluations, rewards, completions and the policy.
 
-    evaluation    0.812 at step 50, best 0.840 at step 40
     reward function      mean    std   failed   latency
     accuracy_reward     0.961  0.194       0%     20 ms  ▁▂▃▅▇
+    evaluation    0.812 at step 50, best 0.840 at 40
     completions   12.6 tokens on average, 0% truncated
-    policy        KL 0.012, entropy 0.041, learning rate 1.05e-06
+    policy        KL 0.012, entropy 0.041, lr 1.05e-06
 
 Pure functions of a RunWatch. Rows without any number are left out.
 """

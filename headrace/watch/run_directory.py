@@ -1,10 +1,10 @@
 """Reads a run from the files in its directory, while no service runs.
 
     config.json                               name and settings
-    metrics.jsonl, evaluations.jsonl          the metrics of its steps and of its evaluations
+    metrics.jsonl, evaluations.jsonl          the metrics of the run's steps and of its evaluations
     rollouts/step_00000012.jsonl              the completions that a step trained
     pushes.jsonl                              the generators of the last push
-    beginning.json                            the checkpoint that it began from
+    beginning.json                            the checkpoint, weights or adapter that the run began from
     checkpoints/step_00000010/                the steps that have a checkpoint
 
 HeadraceClient has the same methods, so commands use one or the other. The files do not tell how the run ended, why it
@@ -56,13 +56,13 @@ class RunReader(Protocol):
 
 
 class RunDirectory:
-    """Reads one run from its directory. The ``run_id`` is the directory's name.
+    """Reads one run from its directory. The run's id is the directory's name; methods ignore their ``run_id``.
 
     Args:
-        path: The directory.
+        path: The run's directory, which has its config.json.
 
     Raises:
-        UserError: It is not the directory of a run.
+        UserError: ``path`` is not the directory of a run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class RunDirectory:
         return self._config.get("name")
 
     def get(self, run_id: str) -> Run:
-        """Return the run's record as the run API would, as far as its files contain it. Its status is ``on disk``."""
+        """Return the run's record as the run API would, as far as the files contain it. The status is ``on disk``."""
         lines, began = self.metrics(run_id), self._beginning()
         last: Mapping[str, Any] = lines[-1] if lines else {}
         best = best_in_files(self.path, self._config)
@@ -135,10 +135,10 @@ class RunDirectory:
         return read_evaluations(self.path, after_step=-1, limit=sys.maxsize)[0]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
-        """Return the rollouts of ``step``; by default, of the newest step that was logged.
+        """Return the rollouts of ``step``; by default, of the newest step that was logged, or an empty list.
 
         Raises:
-            UserError: This step was not logged.
+            UserError: ``step`` was not logged.
         """
         steps = rollout_steps(self.path)
         if step is not None and step not in steps:
@@ -160,7 +160,7 @@ class RunDirectory:
 
 
 def checkpoint_steps(run_dir: Path) -> list[int]:
-    """Return the steps of the checkpoints in a run's directory; none if it is on another machine."""
+    """Return the steps of the checkpoints in a run's directory, sorted; empty if that is on another machine."""
     try:
         paths = checkpoint_paths(RunFiles(run_dir).checkpoints)
     except OSError:
@@ -186,6 +186,6 @@ def directories_in(path: Path) -> list[RunDirectory]:
 
 
 def changed_at(run_dir: Path) -> float:
-    """Return when a run's metrics, or its settings, were last written, in Unix seconds."""
+    """Return when a run's metrics or settings were last written, whichever is later, in Unix seconds."""
     files = [file for name in ("metrics.jsonl", "config.json") if (file := run_dir / name).exists()]
     return max(file.stat().st_mtime for file in files)

@@ -1,7 +1,7 @@
-r"""Draws the metrics of one run or several, one picture a metric: as an image, or in the terminal.
+r"""Draws the metrics of one run or several, one picture per metric: as an image, or in the terminal.
 
     runs by label, metrics --> draw_image --> PNG, SVG or PDF
-                          \--> drawn      --> braille, one colour a run, and one letter if there are several
+                          \--> drawn      --> braille, one colour per run, and one letter if there are several
 
 The steps are on the x-axis, the same for all runs. A run that continues another begins at the step from which it
 continues. All others, including runs that took only the weights of a checkpoint, begin at 0. Evaluations have metrics
@@ -41,7 +41,7 @@ def labels_of(runs: Sequence[RunWatch]) -> dict[str, RunWatch]:
 
 
 def metrics_to_draw(runs: Runs, wanted: Sequence[str]) -> list[str]:
-    """Return the ``wanted`` metrics or, if there are none, those of DEFAULT_METRICS with values in any run.
+    """Return the ``wanted`` metrics or, if ``wanted`` is empty, those of DEFAULT_METRICS with values in any run.
 
     Raises:
         UserError: A wanted metric has no value in any run, or there is nothing to draw.
@@ -65,7 +65,7 @@ def metrics_to_draw(runs: Runs, wanted: Sequence[str]) -> list[str]:
 
 
 def draw_image(runs: Runs, metrics: Sequence[str], path: Path) -> None:
-    """Write one picture a metric to an image file, in the format of its suffix.
+    """Write an image file with one picture per metric, in the format of the file's suffix.
 
     Raises:
         UserError: matplotlib is not installed, the suffix is unknown, or the file cannot be written.
@@ -114,7 +114,7 @@ def drawn(runs: Runs, metrics: Sequence[str], *, width: int) -> RenderableType:
 
 
 def title_of(metric: str) -> str:
-    """Return a metric's name with its unit."""
+    """Return a metric's name with its unit, such as ``kl (nats)``."""
     found = find_metric(metric)
     return f"{metric} ({found[0].unit})" if found is not None and found[0].unit else metric
 

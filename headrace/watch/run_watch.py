@@ -128,7 +128,7 @@ class RunWatch:
 
     @property
     def reward_functions(self) -> list[str]:
-        """The names of the reward functions in metrics, in the run's order."""
+        """The short names that metrics use for the reward functions, in the order of the newest metrics."""
         names = (name for row in reversed(self.by_step.values()) for name in row)
         found = [name.removesuffix("/failed_ratio").removeprefix("rewards/") for name in names if _is_of_reward(name)]
         return [*dict.fromkeys(found)]
@@ -156,7 +156,7 @@ class RunWatch:
 
     @property
     def origin(self) -> str:
-        """The checkpoint that the run began from, such as math:40, or the name of its directory; empty without one."""
+        """The starting point of the run, such as math:40 or a directory's name; empty if it began from ``model``."""
         beginning = self._beginning
         run = beginning.get("run_name") or beginning.get("run_id")
         return f"{run}:{beginning['step']}" if run else PurePath(str(beginning.get("said") or "")).name
@@ -222,7 +222,7 @@ class RunWatch:
         return [(step, row[name]) for step, row in sorted(rows.items()) if name in row]
 
     def last(self, name: str) -> float | None:
-        """Return a metric's newest value; None if it has none."""
+        """Return a metric's newest value; None if no step or evaluation has one."""
         values = self.series(name)
         return values[-1] if values else None
 
@@ -256,7 +256,7 @@ class RunWatch:
 
     @property
     def _beginning(self) -> dict[str, Any]:
-        """The checkpoint that the run began from; empty without one."""
+        """The record of the checkpoint, weights or adapter that the run began from; empty if there is none."""
         return cast("dict[str, Any]", self.run.get("beginning") or {})
 
     def _progress(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def follow(
         on_run: Called about once a second with the run, in this thread.
 
     Raises:
-        HeadraceApiError: The API was unreachable for a minute, the run does not exist, or it stalled.
+        HeadraceApiError: The run API was unreachable for a minute, or the run does not exist or has stalled.
     """
     watch = RunWatch(client.get(run_id))
     take_all(watch, client)
@@ -113,7 +113,7 @@ class _Follower:
             self._take_events(left_s)
 
     def take_messages(self) -> list[tuple[float | None, str]]:
-        """Return the newest messages that have arrived since the last call, each with the time when it was sent."""
+        """Return the newest messages since the last call, each with its time in Unix seconds (None: unknown)."""
         taken = [*self._new_messages]
         self._new_messages.clear()
         return taken

@@ -77,7 +77,7 @@ def _after(gone_s: float | None, text: str) -> str:
 def reasons(watch: RunWatch) -> set[str]:
     """Return the reasons for which the run is paused or waits, to be passed as ``said`` once they were printed.
 
-    Their digits are removed, because numbers in a reason change all the time.
+    Digits are removed from the reasons, because numbers in a reason change all the time.
     """
     return {_without_numbers(watch.reason), _without_numbers(watch.waiting_for)}
 
