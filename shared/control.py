@@ -59,7 +59,7 @@ Base64 = Annotated[str, Field(max_length=_MAX_HANDLE_CHARS), AfterValidator(_is_
 
 
 class ControlBody(BaseModel):
-    """The base class of these bodies: strict and frozen. Unknown keys, NaN and infinity are refused."""
+    """Base class of the HTTP bodies of a weight push: strict and frozen. Refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 class HeadraceError(Exception):
-    """The base class of this tree's errors; ``str(error)`` is a sentence for a person."""
+    """Base class of all of headrace's errors; ``str(error)`` is a sentence for a person."""
 
 
 class UserError(HeadraceError):

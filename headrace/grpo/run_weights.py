@@ -38,7 +38,7 @@ class RunWeights:
     def __init__(self, live: LiveModel, services: Callable[[], ScriptServices]) -> None:
         self._live, self._services = live, services
         self._trained_run: Run | None = None
-        """The run that has left the model's weights."""
+        """The run whose weights ``take`` gave to the model last; None before the first."""
         self._downloaded: dict[str, Path] = {}
         """Final models of runs that had been interrupted, by run."""
 

@@ -48,7 +48,7 @@ class ScriptRun:
         self.run: Run | None = None
         """The training run, as the API shows it; None before it began."""
         self._is_begun = False
-        """Whether the training that is asked for has come to ``run``, so that an error must not leave it alone."""
+        """Whether ``begin`` has set ``run`` for the current training. If not, ``leave`` does not pause ``run``."""
         self._script = script
         self._events = events
         self._services: ScriptServices | None = None

@@ -168,7 +168,7 @@ def reward_weights(given: Sequence[float] | None, *, num_functions: int, environ
 
 
 def reward_tokenizers(given: Sequence[Any], *, num_functions: int) -> list[Any]:
-    """Return a tokenizer or None, for the model's own, for each reward function. If none is given, all are None.
+    """Return a tokenizer for each reward function. None means the model's own; if none is given, all are None.
 
     Raises:
         ArgumentError: The number of tokenizers differs from the number of functions.

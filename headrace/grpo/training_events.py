@@ -50,7 +50,7 @@ class TrainingEvents:
         self.callbacks: list[Any] = []
         """Objects with methods such as ``on_step_end(args, state, control, **kwargs)``."""
         self.until_saved: Callable[[int], None] = lambda step: None
-        """Waits until the checkpoint of a step is complete. Callbacks hear of it then."""
+        """Waits until the checkpoint of a step is complete. Called before ``on_save``."""
         self.newest: dict[str, float] = {}
         """The metrics of the newest step."""
         self.state = state

@@ -26,7 +26,7 @@ class TrainerState(msgspec.Struct, frozen=True):
     """Completions in an optimizer step."""
     num_input_tokens_seen: int = 0
     total_flos: float = 0.0
-    """Not counted."""
+    """Always 0: floating-point operations are not counted."""
     log_history: list[dict[str, float]] = []
     """Empty: metrics are read from the run API."""
     best_metric: float | None = None

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_FILES: Final = 1000
-"""Most files of one set."""
+"""Largest allowed number of files in a set."""
 MAX_PATH: Final = 512
-"""Most characters of a path in a set."""
+"""Largest allowed length of a path in a set, in characters."""
 MAX_FILE_BYTES: Final = 1 << 44
 _MAX_DEPTH, _MAX_PART_BYTES = 8, 255
 _NOT_IN_A_PART: Final = re.compile(r"[\x00-\x1f\x7f\\:]")

@@ -41,7 +41,7 @@ class BestEvaluation(msgspec.Struct, frozen=True):
 
     step: int
     metric: str
-    """Name of the metric that decides."""
+    """Name of the metric by which the run compares its evaluations."""
     value: float
     num_without_improvement: int = 0
     """Evaluations since the last improvement; early stopping counts them."""
@@ -74,7 +74,7 @@ class Progress(msgspec.Struct, frozen=True):
     num_left_out: int = 0
     """Replicas that did not get the last policy version pushed."""
     left_out: dict[str, str] = {}
-    """Some of these replicas, each with the reason."""
+    """Up to 8 of the replicas that ``num_left_out`` counts, by id, each with the reason."""
     paused_s: float = 0.0
     """Seconds for which the run was paused so far, over all of its trainers."""
     disk_full: str = ""
@@ -82,7 +82,7 @@ class Progress(msgspec.Struct, frozen=True):
     best: BestEvaluation | None = None
     """The best evaluation so far; None if the run does not look for its best checkpoint, or has made none."""
     epoch: float = 0.0
-    """Passes over the data set, by the steps made."""
+    """Passes over the data set so far, such as 1.5, computed from the steps made."""
     num_tokens: int = 0
     """Tokens trained on so far: every completion with its prompt."""
     updated_at_s: float = 0.0

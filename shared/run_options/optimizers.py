@@ -48,7 +48,7 @@ class OptimizerFacts:
     """Facts about one optimizer: its memory per parameter, its settings and arguments, and the package it needs."""
 
     moment_bytes: int
-    """Bytes that it keeps for each trained parameter, without those that `moment_bytes` adds for arguments."""
+    """Bytes of state per trained parameter, before those that the function `moment_bytes` adds for arguments."""
     adam_options: tuple[str, ...]
     """The options among ADAM_OPTIONS that it uses."""
     arguments: Mapping[str, _Kind]

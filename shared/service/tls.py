@@ -53,7 +53,7 @@ class ServerCertificate:
         self._marks = self._marks_now()
         self._newest = _loaded(cert_file, key_file)
         self.context = _loaded(cert_file, key_file)
-        """For a server. Each handshake shows the newest certificate."""
+        """TLS context for the server. Each handshake uses the newest certificate."""
         self.context.sni_callback = self._show_newest
 
     def make_context(self, *_: object) -> ssl.SSLContext:

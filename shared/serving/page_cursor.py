@@ -16,7 +16,7 @@ import msgspec
 from shared.serving.json_body import BodyError
 
 MAX_CURSOR: Final = 200
-"""Most characters of a cursor."""
+"""Largest allowed length of a cursor, in characters."""
 MEANING: Final = "next_cursor of the previous page"
 NEXT_MEANING: Final = "Send it back as cursor for the next page; null on the last page"
 _PositionT = TypeVar("_PositionT")

@@ -150,7 +150,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
             raise WorkerDiedError("it was stopped (SIGSTOP) past its deadline, and killed")
 
     async def send(self, request: Request) -> None:
-        """Send a request; raises WorkerDiedError."""
+        """Send a request. Raises WorkerDiedError if the worker has closed its socket."""
         body = encode_frame_body(request)
         self._writer.write(HEADER.pack(len(body)) + body)
         try:
@@ -159,7 +159,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
             raise WorkerDiedError from error
 
     async def receive(self) -> Reply | AnswerT | DescriptionT:
-        """Return the next reply; raises WorkerDiedError."""
+        """Return the next reply. Raises WorkerDiedError if the socket closes, or the reply is invalid or too large."""
         try:
             (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             if num_bytes > MAX_FRAME_BYTES:

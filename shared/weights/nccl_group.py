@@ -73,7 +73,7 @@ class OnGpu(NamedTuple):
     num_elements: int
     stream: int
     mark: Callable[[], Callable[[], bool]]
-    """Marks the end of what is queued on the stream by now, and returns a function that says whether it is reached."""
+    """Records an event behind the work queued on the stream so far. The result says whether the GPU has reached it."""
 
     @classmethod
     def of(cls, tensor: Any, *, stream: Any, event: Callable[[], Any]) -> Self:

@@ -42,7 +42,7 @@ class GuardedEngine:
     Attributes:
         is_stuck: Whether the engine cannot be used any more.
 
-    Every call raises PushError if it failed, and UnavailableError if the failure is fatal.
+    Calls raise PushError on failure, and UnavailableError if it is fatal; ``compare_probe`` returns the reason instead.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class Transfer(Protocol):
         ...
 
     def load(self) -> None:
-        """Load the received weights."""
+        """Check that the received weights are complete. No model loads them."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Adds to a run's failure message the command that continues the run with another setting; a resume keeps all."""
+"""Tells the user of a failed run how to continue it with another setting: a resume would keep all settings."""
 
 from pathlib import Path
 

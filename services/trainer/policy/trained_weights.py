@@ -118,7 +118,7 @@ class LiveWeights:
     before the next step.
 
     Args:
-        trained: The weights.
+        trained: Selects the weights: the whole model, or only the adapters of a LoRA run.
         dtype: The run's dtype.
     """
 

@@ -113,7 +113,7 @@ def num_longer(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) ->
 
 
 class GroupSizes:
-    """Finds data set rows whose prompt groups are larger than an entry in Redis may be, by a lower bound of the size.
+    """Finds rows of a data set whose prompt groups are certainly too large for an entry in Redis.
 
     A group contains the row once, and the prompt's tokens once for each completion. With ``max_prompt_length``, long
     prompts are dropped before that, so only the columns count.

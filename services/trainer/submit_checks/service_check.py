@@ -27,7 +27,7 @@ class CheckingService:
 
     Attributes:
         name: The service's name in sentences.
-        path: The route.
+        path: Path of the service's HTTP route that makes the check.
         variable: The trainer's environment variable with the service's address.
         option: The run's option that it checks.
         what: A noun for the values of the option, such as ``tools``.

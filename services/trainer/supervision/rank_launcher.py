@@ -1,4 +1,4 @@
-"""Starts several training ranks with torchrun and supervises them. A program: rank_command.py has its command line.
+"""Starts several training ranks with torchrun and supervises them. rank_command.py and node.py build its command.
 
     run API --> launcher on node 0 --torchrun--+--> rank 0: the run's rank, as with one rank  (rank.py)
                                                +--> rank 1, 2, ...: follow rank 0             (follower.py)

@@ -27,7 +27,7 @@ _MAX_FINISH_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Report each input line until the input ends."""
+    """Pass each report on stdin to the tracker, unless the tracker has it already, and ack each one on stdout."""
     (name,) = sys.argv[1:] if argv is None else argv
     # Libraries print to stdout; their output must not count as acks.
     acks = os.dup(1)

@@ -17,7 +17,7 @@ class ClientFiles(Protocol):
     """A store of files or modules that clients have uploaded. Every method blocks."""
 
     def use(self, *texts: str) -> None:
-        """Note a use of every upload that is named in ``texts``, which come from a run's settings."""
+        """Delay the expiry of all uploads that are named in ``texts``, which come from a run's settings."""
         ...
 
     def expire(self, in_use: Collection[str], *, after_s: float) -> int:

@@ -56,7 +56,7 @@ class WireFormat(Protocol):
 
     @property
     def max_batch(self) -> int | None:
-        """Most completions in a request; None means any number."""
+        """Largest number of completions in one request; None means no limit."""
         ...
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
