@@ -137,9 +137,17 @@ def _activations(work: Workload) -> list[Row]:
         return []
     if work.shape is None:
         return [Row(TRAINER, "activations, at least", None, "bytes", _NO_SHAPE)]
-    kept = 4 * work.shape.num_layers * work.config.max_tokens_per_microbatch * work.shape.hidden_size
-    how = "4 bytes x layers x max_tokens_per_microbatch x hidden size, kept between layers; others come on top: "
+    number = _number_bytes(work)
+    kept = number * work.shape.num_layers * work.config.max_tokens_per_microbatch * work.shape.hidden_size
+    how = (
+        f"{number} bytes x layers x max_tokens_per_microbatch x hidden size, kept between layers; others come on top: "
+    )
     return [_row("activations, at least", kept, how + "memory/device_peak_bytes of a run shows how much")]
+
+
+def _number_bytes(work: Workload) -> int:
+    """Return the bytes of a number in the embeddings, and so in the tensors between layers: float32 if trained."""
+    return work.dtype_bytes if work.config.use_peft else MASTER
 
 
 def _gathered(work: Workload) -> list[Row]:
@@ -147,10 +155,10 @@ def _gathered(work: Workload) -> list[Row]:
     if work.trainer_gpus > 1 and shape is None:
         return [Row(TRAINER, "gathered by FSDP", None, "bytes", _NO_SHAPE)]
     if work.trainer_gpus > 1 and shape is not None and shape.num_layer_parameters is not None:
-        held = 4 * shape.num_embedding_parameters + 2 * work.dtype_bytes * shape.num_layer_parameters
-        return [
-            _row("gathered by FSDP", held, "embeddings and last projection in float32, two layers in the run's dtype")
-        ]
+        number = _number_bytes(work)
+        held = number * shape.num_embedding_parameters + 2 * work.dtype_bytes * shape.num_layer_parameters
+        how = f"{number} bytes x embeddings and last projection, {work.dtype_bytes} bytes x two layers"
+        return [_row("gathered by FSDP", held, how)]
     if work.trainer_gpus == 1 and work.config.dtype == "bfloat16" and not work.config.use_peft:
         return [
             _row(

@@ -125,6 +125,12 @@ def test_a_lora_run_keeps_the_base_in_its_dtype_and_sixteen_bytes_an_adapter_par
     trainer = "trainer, each GPU"
     assert value(body, trainer, "frozen base") == 2 * 8_190_735_360
     assert value(body, trainer, "adapters: weights, gradients, moments") == 16 * adapters
+    options = ("--model", model, "--dtype", "bfloat16", "--set", "gradient_checkpointing=true", "--trainer-gpus", 2)
+    full = planned(capsys, *options)
+    lora = planned(capsys, *options, "--set", "use_peft=true")
+    assert value(lora, trainer, "activations, at least") * 2 == value(full, trainer, "activations, at least")
+    embeddings = 2 * 151_936 * 4096
+    assert value(full, trainer, "gathered by FSDP") - value(lora, trainer, "gathered by FSDP") == 2 * embeddings
     assert value(body, "disk", "a checkpoint") == 12 * adapters
 
 
