@@ -18,7 +18,8 @@ from shared.gpus import num_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEFAULT_ARGS, _ENGINE_ARGS = "HEADRACE_DEFAULT_ENGINE_ARGS", "HEADRACE_ENGINE_ARGS"
-_SHARED = {_DEFAULT_ARGS: '{"gpu_memory_utilization": 0.4}'}
+_SHARED = {"gpu_memory_utilization": 0.4}
+"""vLLM's engine arguments on the GPU where training runs too, unless the user has set others."""
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
@@ -51,7 +52,8 @@ def place(
                 f"{num_generators} generators would share one GPU with training: start one, or set "
                 f'{_ENGINE_ARGS}, such as {{"gpu_memory_utilization": 0.2}}'
             )
-        return [{} if _DEFAULT_ARGS in environment else dict(_SHARED) for _ in range(num_generators)], {}
+        defaults = json.dumps(_SHARED | _table(environment, _DEFAULT_ARGS))
+        return [{_DEFAULT_ARGS: defaults} for _ in range(num_generators)], {}
     if of_ranks is None:
         others = others[-num_at_start * of_each :]
     if num_generators * of_each > len(others):

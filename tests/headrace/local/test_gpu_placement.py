@@ -59,7 +59,14 @@ def test_with_the_cpu_build_of_torch_the_trainer_sees_no_gpu(tmp_path: Path, mon
 
 def test_on_one_gpu_the_engine_leaves_memory_to_training() -> None:
     assert place(["0"], {}, num_at_start=1, num_generators=1) == ([SHARE], {})
-    assert place(["0"], SHARE, num_at_start=1, num_generators=1) == ([{}], {}), "the user's own stays"
+    for own, used in (
+        ({"gpu_memory_utilization": 0.3}, {"gpu_memory_utilization": 0.3}),
+        ({"max_num_seqs": 64}, {"gpu_memory_utilization": 0.4, "max_num_seqs": 64}),
+    ):
+        environment = {"HEADRACE_DEFAULT_ENGINE_ARGS": json.dumps(own)}
+        ((generator,), trainer) = place(["0"], environment, num_at_start=1, num_generators=1)
+        assert json.loads(generator["HEADRACE_DEFAULT_ENGINE_ARGS"]) == used
+        assert trainer == {}
     with pytest.raises(UserError, match="2 generators would share one GPU with training"):
         place(["0"], {}, num_at_start=1, num_generators=2)
     small = {"HEADRACE_ENGINE_ARGS": '{"gpu_memory_utilization": 0.2}'}
