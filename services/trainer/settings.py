@@ -186,6 +186,7 @@ class TrainerSettings(ServiceSettings):
     def rank_environment(self) -> dict[str, str]:
         """Return a training rank's environment: this process's, overridden by these settings, then by ``rank_env``."""
         return {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as in generators: an index is the same GPU for both
             **os.environ,
             **self.secrets_of_a_child(),
             "HEADRACE_RUNS_DIR": str(self.runs_dir),

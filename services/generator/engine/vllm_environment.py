@@ -53,6 +53,8 @@ def set_environment(environment: MutableMapping[str, str], *, is_cpu: bool, log_
     # A fork would inherit this process's threads and open sockets.
     environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     environment.setdefault("VLLM_LOGGING_LEVEL", log_level.upper())
+    # NVML, which vLLM asks for a GPU's UUID, counts GPUs like this; by default CUDA begins with the fastest one.
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     # For the engine's own groups, which never leave the machine. The push sets its own address (gloo_wire.py).
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if is_cpu:

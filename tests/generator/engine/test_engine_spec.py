@@ -209,6 +209,15 @@ def test_an_engines_own_groups_listen_on_loopback() -> None:
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+def test_vllm_and_cuda_count_gpus_in_the_same_order_unless_the_operator_chose_another() -> None:
+    environment: dict[str, str] = {}
+    set_environment(environment, is_cpu=False, log_level="INFO")
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    chosen = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    set_environment(chosen, is_cpu=False, log_level="INFO")
+    assert chosen["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 def test_only_a_cpu_gets_the_cpus_settings() -> None:
     environment: dict[str, str] = {}
     set_environment(environment, is_cpu=False, log_level="INFO")

@@ -40,6 +40,15 @@ def test_the_launcher_is_told_the_grace_of_its_trainer(settings: TrainerSettings
     assert environment["HEADRACE_RANK_STOP_GRACE_S"] == "120.0"
 
 
+def test_ranks_count_gpus_as_generators_do_unless_the_operator_chose_another_order(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert settings.rank_environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert settings.rank_environment()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 def test_one_rank_is_started_without_a_launcher(run_config: RunConfig, settings: TrainerSettings) -> None:
     assert rank_command("run-a", run_config, settings) == ["rank", "run-a"]
 
