@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.trainer.push import gloo_communicator
 from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
 
@@ -16,8 +17,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 BUFFER_BYTES = 1 << 20
 
 
-def test_another_process_reads_what_is_copied_into_the_buffer() -> None:
+@pytest.mark.parametrize("is_expandable", [False, True])
+def test_another_process_reads_what_is_copied_into_the_buffer(
+    is_expandable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
+    if is_expandable:
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    monkeypatch.setattr(gloo_communicator, "_buffers", {})
     # The second is larger than the buffer.
     named = [("a", torch.full((1000,), 0.5, device="cuda")), ("b", torch.ones(1000, 1000, device="cuda"))]
     communicator = IpcCommunicator(address="127.0.0.1", buffer_bytes=BUFFER_BYTES)

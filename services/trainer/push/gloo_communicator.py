@@ -12,8 +12,10 @@ another process would pickle them.
 """
 
 import base64
+import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +33,7 @@ cuda: Any = torch.cuda  # partly untyped
 _STORE_TIMEOUT_S = 30.0
 _FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
 """The pause between two polls grows by this share of the time waited so far, up to the second value."""
+_EXPANDABLE = "expandable_segments"
 _abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that ends at its own deadline. Destroying such a group would wait for the operation."""
 _buffers: dict[tuple[int, int], torch.Tensor] = {}
@@ -189,11 +192,32 @@ def device_uuid(device: torch.device) -> str:
     return str(cuda.get_device_properties(device).uuid).removeprefix("GPU-")
 
 
+@contextlib.contextmanager
+def _without_expandable_segments() -> Generator[None]:
+    """Have torch allocate memory that other processes can map, as long as the block runs.
+
+    Expandable segments, which the user may have chosen in PYTORCH_ALLOC_CONF, can only be mapped where the kernel
+    allows pidfd_getfd, and it does not in most containers.
+    """
+    chosen = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    if _EXPANDABLE not in chosen:
+        yield
+        return
+    others = [one for one in chosen.split(",") if one.strip().partition(":")[0] != _EXPANDABLE]
+    configure: Any = torch._C._accelerator_setAllocatorSettings  # noqa: SLF001  the only name it has
+    configure(",".join([*others, f"{_EXPANDABLE}:False"]))
+    try:
+        yield
+    finally:
+        configure(chosen)
+
+
 def _buffer(device: torch.device, num_bytes: int) -> torch.Tensor:
     key = (device.index, num_bytes)
     if key not in _buffers:
         try:
-            _buffers[key] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            with _without_expandable_segments():
+                _buffers[key] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as error:
             raise PushError(
                 f"{num_bytes} bytes of GPU memory for the weight push are not free; lower HEADRACE_ENGINE_ARGS' "
