@@ -48,6 +48,18 @@ async def test_a_sleeping_replica_that_missed_a_push_is_pushed_to(
     assert await quick_sender.needs_push()
 
 
+async def test_without_a_generator_torch_returns_the_memory_that_it_has_cached(
+    quick_sender: WeightSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared GPU, a generator that was killed needs it to start again."""
+    emptied: list[None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
+    await quick_sender.push(weights(0.0), policy_version=0)
+    assert len(emptied) == 1
+    assert not await quick_sender.needs_push()
+    assert len(emptied) == 2
+
+
 async def test_a_failed_replica_is_left_out_for_a_while_unless_it_has_a_new_engine(
     quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:

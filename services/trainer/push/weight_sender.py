@@ -47,7 +47,7 @@ from services.trainer.push.packing import Parcel, Weights
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.push_settings import PushSettings
-from services.trainer.push.replicas import Member, RunReplicas
+from services.trainer.push.replicas import Fleet, Member, RunReplicas
 from services.trainer.push.transports import own_abilities
 from shared.control import Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
@@ -94,7 +94,7 @@ class WeightSender:
         """
         started = time.monotonic()
         await check_not_fenced(self._redis, self._keys, self._incarnation)
-        result = PushResult(policy_version, await self._replicas.reconcile())
+        result = PushResult(policy_version, await self._ready_fleet())
         if result.fleet.ready:
             timeout_s = self._push_timeout_s
             try:
@@ -124,6 +124,16 @@ class WeightSender:
             args=(self._incarnation, str(LineageVersion(self._incarnation, policy_version))),
         )
         return result
+
+    async def _ready_fleet(self) -> Fleet:
+        """Return the generators that a push can reach. If there are none, return torch's cached GPU memory, too.
+
+        A generator that is starting on this GPU needs that memory, and vLLM ends if less is free than it was promised.
+        """
+        fleet = await self._replicas.reconcile()
+        if not fleet.ready:
+            torch.cuda.empty_cache()
+        return fleet
 
     async def _try_twice(
         self, result: PushResult, whole: Parcel, probe: Probe | None, *, deadline: float, attempt_s: float
@@ -208,7 +218,7 @@ class WeightSender:
         A replica that joined late or came back needs a push. A replica that is loading, belongs to another run, was
         refused, or failed recently does not count; otherwise the trainer would push forever.
         """
-        infos = [member.info for member in (await self._replicas.reconcile()).ready.values()]
+        infos = [member.info for member in (await self._ready_fleet()).ready.values()]
         epoch, version = self._epochs.current, self._pushed_version
         return self._retries.needs_push(infos, communicator_epoch=epoch, policy_version=version, now=time.monotonic())
 
