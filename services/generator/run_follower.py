@@ -42,6 +42,15 @@ from shared.service.logs import about_run
 
 log = logging.getLogger(__name__)
 
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 30.0, 300.0
+"""Seconds before an engine that did not start with a run's own options is started again. Each pause is twice as long as
+the one before.
+"""
+
+
+class _EngineStartError(UserError):
+    """vLLM did not start with the run's own options. It may later: on a shared GPU, the trainer may need less then."""
+
 
 class Receiver(WeightGate, Protocol):
     """The methods of the weight receiver that this module calls; receive/weight_receiver.py implements them."""
@@ -113,6 +122,8 @@ class RunFollower:
         """The run that this replica serves or refuses; None between runs."""
         self._engine: Engine | None = None
         self._is_engine_spoiled = False
+        self._num_failed_starts = 0
+        """How often the current run's engine has failed to start."""
         self._watch = EngineWatch(every_s=settings.poll_every_s, hang_timeout_s=settings.engine_hang_timeout_s)
 
     async def run(self, *, has_cuda: bool) -> None:
@@ -178,8 +189,9 @@ class RunFollower:
                 turns = await self._turn_sampler(record.run_id, config, engine)
                 receiving = await self._receiving_with(engine, config)
             except UserError as error:
-                await self._refuse(record.run_id, seat, str(error))
+                await self._refuse(record.run_id, seat, error)
                 return
+            self._num_failed_starts = 0
             freeze_long_lived_objects()  # vLLM made most of them
             self._receiver.attach(
                 receiving,
@@ -203,12 +215,21 @@ class RunFollower:
                     self._receiver.detach()
                     self._show_weights()
 
-    async def _refuse(self, run_id: str, seat: Seat, reason: str) -> None:
-        """Report why this run cannot be served here, and wait until it is over."""
+    async def _refuse(self, run_id: str, seat: Seat, error: UserError) -> None:
+        """Report why this run cannot be served here, and wait until it is over, or its engine may be started again."""
+        reason = str(error)
+        pause_s: float | None = None
+        if isinstance(error, _EngineStartError):
+            pause_s = min(_FIRST_PAUSE_S * 2.0**self._num_failed_starts, _LAST_PAUSE_S)
+            self._num_failed_starts += 1
+            reason = f"{reason}; it is started again after {pause_s:g} s"
         log.error("run %s cannot be served: %s", run_id, reason)
         self._state.wait_for("this run's model cannot be loaded", detail=reason)
         await seat.refuse(reason)
-        await self._until_over(run_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._until_over(run_id)
+                self._num_failed_starts = 0  # for another run
         await seat.take_back()
 
     async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
@@ -232,8 +253,8 @@ class RunFollower:
         except EngineDiedError as error:
             if not spec.of_run:
                 raise
-            # The run has its own vLLM options, so a new process would only fail again.
-            raise UserError(str(error), field="vllm") from error
+            # It may be the fault of the run's options, and this process can still serve other runs.
+            raise _EngineStartError(str(error), field="vllm") from error
         # Outputs are released only after the weights that sampled them were verified, for all clients.
         self._engine.client = GatedClient(self._engine.client, self._receiver.outputs)
         await self._openai.open(self._engine)

@@ -1,4 +1,4 @@
-"""A generator allocates staging memory before it is open to a push."""
+"""A generator starts its engine and allocates staging memory before it is open to a push, or says why it cannot."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from services.generator import run_follower
+from services.generator.engine.engine import EngineDiedError
 from services.generator.settings import GeneratorSettings
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -77,3 +78,43 @@ async def test_a_run_whose_staging_memory_has_no_room_is_refused_with_the_reason
     assert "cannot allocate 131 GiB" in refusal.reason
     assert "push_staging: none" in refusal.reason
     assert made == ["reserve", "close"]
+
+
+async def test_an_engine_that_does_not_start_with_the_options_of_a_run_is_started_again(
+    redis: Redis, run_config: Any, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared GPU, the trainer may hold the memory at first."""
+    store = RunStore(redis)
+    await store.create(
+        "run-test", run_config.model_copy(update={"vllm": {"gpu_memory_utilization": 0.4}}), run_dir="/nowhere"
+    )
+    keys = RunKeys("run-test")
+    follower, metrics, _ = follow(redis, settings, monkeypatch)
+    starts, start_engine = 0, run_follower.start_engine
+
+    async def start_late(*arguments: Any, **options: Any) -> Any:
+        nonlocal starts
+        starts += 1
+        if starts <= 2:
+            raise EngineDiedError("No available memory for the cache blocks")
+        return await start_engine(*arguments, **options)
+
+    monkeypatch.setattr(run_follower, "start_engine", start_late)
+    monkeypatch.setattr(run_follower, "_FIRST_PAUSE_S", 0.5)
+
+    async def refusal() -> str:
+        return "".join(one.reason for one in decode_refusals(await redis.hgetall(keys.refusals)))
+
+    async with following(follower.run(has_cuda=False)):
+        await store.set_current_run("run-test")
+        for pause in ("0.5 s", "1 s"):
+
+            async def is_refused(pause: str = pause) -> bool:
+                return (await refusal()).endswith(
+                    f"No available memory for the cache blocks; it is started again after {pause}"
+                )
+
+            await eventually(is_refused)
+        await eventually(lambda: shown(metrics.registry) == HELD_AT_3)
+        assert await refusal() == ""
+    assert starts == 3
