@@ -1,6 +1,6 @@
 """Checks the Redis and HTTP addresses that users give, and adds the password from a file to a Redis address.
 
-Errors about a Redis address leave out its password.
+No error shows a password.
 """
 
 from collections.abc import Mapping
@@ -36,9 +36,11 @@ def redis_address(url: str, environment: Mapping[str, str]) -> str:
 
 
 def refuse_unless_http(url: str) -> None:
-    """Raise UserError unless the address is empty or an http:// or https:// URL."""
+    """Raise UserError unless the address is empty, or an http:// or https:// URL without a user and a password."""
+    if "@" in url:
+        raise UserError("an address of headrace has no user and no password: set the key in HEADRACE_API_KEY")
     if url and not (url.startswith(("http://", "https://")) and _split(url).hostname):
-        raise UserError(f"{url.rpartition('@')[2]} is not an http:// or https:// address")
+        raise UserError(f"{url} is not an http:// or https:// address")
 
 
 def is_loopback(url: str) -> bool:
@@ -55,6 +57,6 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:
+    except ValueError as error:  # it may quote a part of a Redis password
         raise UserError(f"an address cannot be read: {error}") from error
     return parts

@@ -71,8 +71,8 @@ class ApiConnection:
                 timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
                 trust_env=False,
             )
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise UserError(f"{base_url!r} is not a URL: {error}") from error
+        except (httpx.InvalidURL, UnicodeError):
+            raise UserError(f"{base_url.rpartition('@')[2]!r} is not a URL") from None  # it may quote a password
 
     def close(self) -> None:
         """Close all HTTP connections. No request can be sent afterwards."""

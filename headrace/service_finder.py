@@ -56,8 +56,8 @@ def connect(arguments: argparse.Namespace, *, is_repeated: bool = False) -> Head
     """
     url = _url_elsewhere(arguments)
     if url:
-        key = key_elsewhere(url)
         refuse_unless_http(url)
+        key = key_elsewhere(url)
         return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere())
     state, endpoint = local_service(arguments)
     if endpoint.num_simulated and not is_repeated:

@@ -265,7 +265,7 @@ class AdvertisedSettings(ServiceSettings):
     def _it_is_advertised_as_what_it_speaks(self) -> Self:
         if self.advertise_url and not self.advertise_url.startswith(f"{self.scheme}://"):
             raise ValueError(
-                f"advertise_url={self.advertise_url}, but this replica speaks {self.scheme}: with "
+                f"{self.advertise_url.rpartition('@')[2]} is advertised, but this replica speaks {self.scheme}: with "
                 "HEADRACE_TLS_CERT_FILE it must begin with https://, otherwise with http://"
             )
         return self

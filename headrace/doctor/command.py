@@ -29,7 +29,7 @@ _MARKS: dict[Level, tuple[str, str]] = {
     "problem": ("✗", "bold red"),
 }
 _WORDS = {FINE: "fine", PROBLEMS: "problems", CANNOT_LOOK: "cannot look"}
-_IN_URL = re.compile(r"(?P<scheme>[a-z]+://)[^/@\s]*@")
+_IN_URL = re.compile(r"(?P<scheme>[a-z]+://)[^/\s]*@")
 
 
 def doctor(arguments: argparse.Namespace) -> int:

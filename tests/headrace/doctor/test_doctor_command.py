@@ -34,7 +34,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "no headrace service found"),
         (["--url", "trainer:8400"], "trainer:8400 is not an http:// or https:// address"),
-        (["--url", "htp://user:secret@trainer"], "trainer is not an http:// or https:// address"),
+        (["--url", "user:secret@trainer"], "an address of headrace has no user and no password"),
+        (["--url", "http://user:secret/x@trainer"], "an address of headrace has no user and no password"),
         (["--url", "http://"], "is not an http:// or https:// address"),
         (["--url", "http://[::1"], "cannot be read"),
         (["--url", "http://a:99999"], "cannot be read"),

@@ -34,7 +34,7 @@ def test_wrong_settings_are_sentences_and_exit_status_2_and_an_unknown_one_is_na
 ) -> None:
     wrong = {
         "HEADRACE_PORT": "many",
-        "HEADRACE_REWARDER_URL": "rewarder:8200",
+        "HEADRACE_REWARDER_URL": "htp://user:secret@rewarder:8200",
         "HEADRACE_SESSIONS_URL": "sessions:8300",
         "HEADRACE_LOG_FORMAT": "xml",
     }
@@ -49,6 +49,7 @@ def test_wrong_settings_are_sentences_and_exit_status_2_and_an_unknown_one_is_na
         assert re.search(sentence, said), said
     assert said.count("HEADRACE_METRIC_PORT is ignored") == 1
     assert KEY not in said
+    assert "secret" not in said
 
 
 @pytest.mark.parametrize(
