@@ -130,9 +130,12 @@ class LiveModel:
         if self.peft_config is not None and not hasattr(self._model, "get_base_model"):
             import peft
 
+            from services.trainer.policy.lora import outside_decoder
+
             adapting: Any = peft.get_peft_model
             config = copy.deepcopy(self.peft_config)  # PEFT writes into it
             config.target_modules = config.target_modules or "all-linear"  # as a run does
+            config.exclude_modules = outside_decoder(self._model)
             self._model = adapting(self._model, config)
 
     @property

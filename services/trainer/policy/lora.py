@@ -48,7 +48,7 @@ def add_adapters(lm: Any, config: RunConfig) -> None:
 
     targets = _targets(lm, config.lora_target_modules)
     described = lora_config(config, targets)
-    described.exclude_modules = _outside_decoder(lm)
+    described.exclude_modules = outside_decoder(lm)
     is_meta = next(cast(nn.Module, lm).parameters()).is_meta
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(config.seed)
@@ -219,6 +219,16 @@ def linear_layers(lm: Any) -> set[str]:
     return {name for name in _all_linear(lm) if name.startswith(prefix)}
 
 
+def outside_decoder(lm: Any) -> str | None:
+    """Return PEFT's ``exclude_modules`` for adapters of the language model only; None if all linear layers are its own.
+
+    It is a pattern, because other layers, such as those of a vision tower, may have the same names.
+    """
+    if _all_linear(lm) == linear_layers(lm):
+        return None
+    return rf"(?!{re.escape(_decoder_prefix(lm))}).*"
+
+
 def _all_linear(lm: Any) -> set[str]:
     head = lm.get_output_embeddings()
     return {
@@ -227,20 +237,15 @@ def _all_linear(lm: Any) -> set[str]:
 
 
 def _decoder_prefix(lm: Any) -> str:
-    """Return the prefix of the names of the decoder's layers, such as ``model.``; empty if ``lm`` is the decoder."""
+    """Return the prefix of the names of the decoder's layers, such as ``model.``; empty if it is ``lm``."""
     decoder = lm.get_decoder()
+    if decoder is lm.get_output_embeddings():  # that is the name of the head in ModernBERT's decoder
+        return ""
     return next((f"{name}." for name, module in lm.named_modules() if name and module is decoder), "")
 
 
-def _outside_decoder(lm: Any) -> str | None:
-    """Return PEFT's ``exclude_modules``: a pattern of layers outside the decoder; None if no linear layer is there."""
-    if _all_linear(lm) == linear_layers(lm):
-        return None
-    return rf"(?!{re.escape(_decoder_prefix(lm))}).*"
-
-
 def _targets(lm: Any, wanted: list[str] | None) -> list[str]:
-    """Return the names, such as ``q_proj``, of the layers that get adapters: ``wanted``, or else all linear layers."""
+    """Return the names, such as ``q_proj``, of the layers that get adapters: ``wanted``, or all of the decoder's."""
     layers = linear_layers(lm)
     names = sorted({name.rpartition(".")[2] for name in layers})
     if not names:
