@@ -29,7 +29,7 @@
 local function fence(epoch_key, mine)
   local current = tonumber(redis.call('GET', epoch_key) or '0')
   if current > tonumber(mine) then
-    return redis.error_reply('FENCED epoch ' .. mine .. ' was superseded by ' .. current)
+    return redis.error_reply('FENCED incarnation ' .. mine .. ' was superseded by ' .. current)
   end
   return nil
 end

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 async def test_a_trainer_of_an_older_epoch_can_no_longer_admit(redis: Redis, run_keys: RunKeys) -> None:
     await redis.set(run_keys.epoch, 5)
-    with pytest.raises(FencedError, match="epoch 4 was superseded by 5"):
+    with pytest.raises(FencedError, match="incarnation 4 was superseded by 5"):
         await admit(redis, run_keys, "00000000", incarnation=4)
     assert await admit(redis, run_keys, "00000000", incarnation=5)
 
