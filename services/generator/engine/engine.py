@@ -127,8 +127,8 @@ class Engine:
         older weights may have read the prompt. Such completions are discarded and sampled again.
 
         Raises:
-            MessageError: The model cannot take this prompt (too long, or an unknown token id), or vLLM could not keep a
-                completion to the structure that the run asks for.
+            MessageError: vLLM refuses this prompt (too long, or an unknown token id) or the run's options, or could not keep
+                a completion to the structure that the run asks for.
             EngineDiedError: The engine failed.
             UnverifiedError: The weights that sampled the completions failed verification.
         """
@@ -164,7 +164,9 @@ class Engine:
             async for output in self.client.generate(prompt, params, request_id, lora_request=self.lora_request):
                 final = output
         except VLLMClientError as error:
-            raise MessageError(f"the model cannot take this prompt of {len(prompt_ids)} tokens: {error}") from error
+            raise MessageError(
+                f"vLLM refuses this prompt of {len(prompt_ids)} tokens, or the run's options: {error}"
+            ) from error
         except (EngineDeadError, EngineGenerateError) as error:
             why = self.why_dead(otherwise=str(error.__cause__ or error))
             raise EngineDiedError(f"vLLM's engine failed while sampling: {why}") from error
