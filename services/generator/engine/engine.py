@@ -127,8 +127,8 @@ class Engine:
         older weights may have read the prompt. Such completions are discarded and sampled again.
 
         Raises:
-            MessageError: vLLM refuses this prompt (too long, or an unknown token id) or the run's options, or could not keep
-                a completion to the structure that the run asks for.
+            MessageError: vLLM refuses this prompt (too long, or an unknown token id) or the run's options, or could not
+                keep a completion to the structure that the run asks for.
             EngineDiedError: The engine failed.
             UnverifiedError: The weights that sampled the completions failed verification.
         """

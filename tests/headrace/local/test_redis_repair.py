@@ -111,7 +111,7 @@ def test_damage_at_any_byte_of_a_record_is_found_when_the_server_ends(tmp_path: 
         write(client, "key", count=20)
     file = newest(tmp_path / "redis", "*.incr.aof")
     intact = file.read_bytes()
-    begin = intact.index(b"*3", len(intact) // 2)
+    begin = intact.index(b"*3\r\n$3\r\n", len(intact) // 2)
     arguments = ["--dir", str(tmp_path / "redis"), "--appendonly", "yes", "--port", "0", "--unixsocket", "s"]
     for offset in range(begin, intact.index(b"key-", begin)):
         file.write_bytes(intact[:offset] + bytes(200) + intact[offset + 200 :])
