@@ -113,7 +113,7 @@ class SessionLoop:
         prompt = decode_prompt_group(delivery.payload)
         require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
         await self._note_begun(prompt.group_id, required)
-        store = GroupStore(delivery, self._keys)
+        store = GroupStore(delivery, self._keys, num_rollouts=prompt.num_generations)
         group = await self._player.play(prompt, store, claimed_at_s=claimed_at_s)
         is_first = await delivery.hand_off(
             self._keys.completions, self._keys.seen(self._keys.completions), encode(group)
@@ -123,7 +123,7 @@ class SessionLoop:
     async def _note_begun(self, group_id: str, required: LineageVersion) -> None:
         """Write to Redis the oldest policy version with which the group may begin, unless it has begun before.
 
-        The trainer waits for begun groups that would become too stale. The first recorded turn corrects the version.
+        The trainer waits for begun groups that would become too stale. The recorded turns correct the version.
         """
         begun: Any = str(required)
         await patiently(

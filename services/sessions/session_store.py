@@ -43,16 +43,23 @@ class GroupStore:
     Args:
         delivery: The group's entry on the prompts stream.
         keys: Redis keys of the run.
+        num_rollouts: Number of rollouts of the group.
     """
 
-    def __init__(self, delivery: Delivery, keys: RunKeys) -> None:
+    def __init__(self, delivery: Delivery, keys: RunKeys, *, num_rollouts: int) -> None:
         self.key = keys.sessions(delivery.group_id)
         self._delivery = delivery
         self._redis = delivery.consumer.redis
         self._keys = keys
         self._max_bytes = MAX_MESSAGE_BYTES - len(delivery.payload) - _FOR_REWARDS_BYTES
         self._num_bytes = 0
+        self._num_rollouts = num_rollouts
+        self._begun: set[int] = set()
+        """The rollouts that have a turn, by their numbers in the group."""
         self._oldest: LineageVersion | None = None
+        """The policy version of the oldest token of all turns; None without a turn."""
+        self._start: LineageVersion | None = None
+        """The version that was written to Redis as the group's start."""
 
     async def load(self) -> dict[int, list[Entry]]:
         """Return the earlier entries, in order, by the rollout's number in its group. Rollouts without any are absent.
@@ -72,7 +79,8 @@ class GroupStore:
                 raise MessageError(f"entry {len(entries)} of what was recorded in session {branch} is missing")
             entries.append(entry)
             self._num_bytes += _num_bytes(number, entry, data)
-            self._note_oldest(number, entry)
+            self._note_oldest(branch, entry)
+        await self._write_start()
         return recordings
 
     async def record(self, branch: int, number: int, entry: Entry) -> None:
@@ -108,22 +116,26 @@ class GroupStore:
                 f"group {self._delivery.group_id} no longer belongs to this replica: another one plays it, or it was "
                 "withdrawn"
             )
-        if self._note_oldest(number, entry):
-            await self._write_start(str(self._oldest))
+        self._note_oldest(branch, entry)
+        await self._write_start()
 
-    def _note_oldest(self, number: int, entry: Entry) -> bool:
-        """Keep the oldest policy version of the group's first turns. Return whether this entry changed it."""
-        if number > 0 or not isinstance(entry, RecordedTurn):
-            return False
-        span = entry.turn.version_spans[0]
-        version = LineageVersion(span.incarnation, span.policy_version)
-        if self._oldest is not None and version >= self._oldest:
-            return False
-        self._oldest = version
-        return True
+    def _note_oldest(self, branch: int, entry: Entry) -> None:
+        if isinstance(entry, RecordedTurn):
+            span = entry.turn.version_spans[0]
+            version = LineageVersion(span.incarnation, span.policy_version)
+            self._oldest = version if self._oldest is None else min(self._oldest, version)
+            self._begun.add(branch)
 
-    async def _write_start(self, version: str) -> None:
-        """Write the policy version of the group's oldest token to Redis. The trainer bounds staleness with it."""
+    async def _write_start(self) -> None:
+        """Write the policy version of the group's oldest token to Redis, once every rollout has a turn.
+
+        The trainer bounds staleness with it. Until then, Redis has the version with which the group was claimed: the
+        first turn of a slow rollout, which is not recorded yet, may have begun with it.
+        """
+        if len(self._begun) < self._num_rollouts or self._oldest == self._start:
+            return
+        self._start = self._oldest
+        version = str(self._oldest)
         await patiently(
             lambda: self._redis.hset(self._keys.started, self._delivery.group_id, version),
             what="noting the start of a group",

@@ -51,22 +51,22 @@ def claim(redis: Redis, run_keys: RunKeys) -> Claim:
 
 
 async def test_another_replica_loads_the_recordings_in_order(claim: Claim, run_keys: RunKeys) -> None:
-    first = GroupStore(await claim("a"), run_keys)
+    first = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     results = ToolResults(0, [tool("4")], 0)
     entries: list[Entry] = [turn(0), results, *(turn(number) for number in range(2, 12))]
     for number, entry in enumerate(entries):
         await first.record(1, number, entry)
     await first.record(0, 0, turn(0))
-    second = GroupStore(await claim("b"), run_keys)
+    second = GroupStore(await claim("b"), run_keys, num_rollouts=3)
     assert await second.load() == {0: [turn(0)], 1: entries}
 
 
 async def test_a_replica_that_was_taken_for_dead_cannot_add_to_a_session(
     claim: Claim, redis: Redis, run_keys: RunKeys
 ) -> None:
-    first = GroupStore(await claim("a"), run_keys)
+    first = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     await first.record(0, 0, turn(0))
-    second = GroupStore(await claim("b"), run_keys)
+    second = GroupStore(await claim("b"), run_keys, num_rollouts=3)
     with pytest.raises(GroupTakenError, match="no longer belongs"):
         await first.record(0, 1, turn(1))
     await second.record(0, 1, turn(1, text="other"))
@@ -74,7 +74,7 @@ async def test_a_replica_that_was_taken_for_dead_cannot_add_to_a_session(
 
 
 async def test_an_entry_is_written_once(claim: Claim, run_keys: RunKeys) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     await store.record(0, 0, turn(0))
     await store.record(0, 0, turn(0))  # again after a lost reply
     with pytest.raises(GroupTakenError):
@@ -84,13 +84,13 @@ async def test_an_entry_is_written_once(claim: Claim, run_keys: RunKeys) -> None
 
 async def test_what_the_message_of_a_group_has_once_takes_room_once(claim: Claim, run_keys: RunKeys) -> None:
     """Twenty rollouts with a prompt of 1 MiB, and with a conversation of 1 MiB that is recorded at its end again."""
-    store, long = GroupStore(await claim("a"), run_keys), "x" * 2**20
+    store, long = GroupStore(await claim("a"), run_keys, num_rollouts=3), "x" * 2**20
     first = msgspec.structs.replace(turn(0), messages=[user(long)])
     end = RolloutEnd([assistant(long)], 0, 0, PlayedEnvironment("games:Game", False))
     for branch in range(20):
         await store.record(branch, 0, first)
         await store.record(branch, 1, end)
-    second = GroupStore(await claim("b"), run_keys)
+    second = GroupStore(await claim("b"), run_keys, num_rollouts=3)
     assert await second.load() == {branch: [first, end] for branch in range(20)}
     await second.record(0, 2, turn(2))
 
@@ -98,7 +98,7 @@ async def test_what_the_message_of_a_group_has_once_takes_room_once(claim: Claim
 async def test_examples_in_the_first_request_of_an_agent_count_for_each_of_its_rollouts(
     claim: Claim, run_keys: RunKeys
 ) -> None:
-    store, long = GroupStore(await claim("a"), run_keys), "x" * 2**20
+    store, long = GroupStore(await claim("a"), run_keys, num_rollouts=3), "x" * 2**20
     first = msgspec.structs.replace(turn(0), messages=[user("an example"), assistant(long), user("2+2?")])
     for branch in range(14):
         await store.record(branch, 0, first)
@@ -110,7 +110,7 @@ async def test_the_recordings_are_gone_once_the_group_is_handed_off(
     claim: Claim, redis: Redis, run_keys: RunKeys
 ) -> None:
     delivery = await claim("a")
-    store = GroupStore(delivery, run_keys)
+    store = GroupStore(delivery, run_keys, num_rollouts=3)
     await store.record(0, 0, turn(0))
     seen = run_keys.seen(run_keys.completions)
     assert await delivery.hand_off(run_keys.completions, seen, b"group")
@@ -123,7 +123,7 @@ async def test_the_recordings_are_gone_once_the_group_is_handed_off(
 async def test_the_recordings_are_gone_once_the_group_is_withdrawn(
     claim: Claim, redis: Redis, run_keys: RunKeys
 ) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     await store.record(0, 0, turn(0))
     await redis.sadd(run_keys.seen(run_keys.prompts), "00000000")
     assert await withdraw_unsampled(redis, run_keys, Ledger(), incarnation=1) == 1
@@ -131,7 +131,7 @@ async def test_the_recordings_are_gone_once_the_group_is_withdrawn(
 
 
 async def test_the_recordings_are_gone_with_their_run(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     await store.record(0, 0, turn(0))
     await RunStore(redis).delete(run_keys.run_id)
     assert await redis.keys(f"headrace:{{{run_keys.run_id}}}:*") == []
@@ -139,33 +139,41 @@ async def test_the_recordings_are_gone_with_their_run(claim: Claim, redis: Redis
         await store.record(0, 1, turn(1))
 
 
-async def test_the_start_of_a_group_is_its_oldest_first_turn(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
+async def test_the_start_of_a_group_is_its_oldest_token_once_every_rollout_has_a_turn(
+    claim: Claim, redis: Redis, run_keys: RunKeys
+) -> None:
     async def start() -> object:
         return await redis.hget(run_keys.started, "00000000")
 
-    store = GroupStore(await claim("a"), run_keys)
-    await store.record(0, 0, turn(0, version=5))
+    await redis.hset(run_keys.started, "00000000", "1:4")  # when it was claimed
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
+    await store.record(0, 0, turn(0, version=7))
+    await store.record(1, 0, turn(0, version=6))
+    assert await start() == b"1:4", "the third one may have begun with version 4"
+    await store.record(2, 0, turn(0, version=8))
+    assert await start() == b"1:6"
+    await store.record(2, 1, turn(1, version=5))  # its client asked for two turns at a time, and this one took longer
     assert await start() == b"1:5"
-    await store.record(0, 1, turn(1, version=2))  # cannot be: versions rise; but it is not the group's start either
-    await store.record(1, 0, turn(0, version=4))
-    assert await start() == b"1:4"
-    again = GroupStore(await claim("b"), run_keys)
+
+    await redis.hset(run_keys.started, "00000000", "1:6")  # as if the replica had died before it wrote this
+    again = GroupStore(await claim("b"), run_keys, num_rollouts=3)
     await again.load()
-    await again.record(2, 0, turn(0, version=6))
-    assert await start() == b"1:4"
+    assert await start() == b"1:5"
+    await again.record(0, 1, turn(1, version=9))
+    assert await start() == b"1:5"
 
 
 async def test_a_group_has_the_room_of_the_largest_message_and_another_replica_knows_what_is_left(
     claim: Claim, run_keys: RunKeys
 ) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     third = "x" * (MAX_MESSAGE_BYTES // 3)
     await store.record(0, 0, turn(0, text=third))
     await store.record(1, 0, turn(0, text=third))
     with pytest.raises(SessionFullError, match="the conversations of its group take"):
         await store.record(0, 1, turn(1, text=third))
     await store.record(0, 1, turn(1))
-    again = GroupStore(await claim("b"), run_keys)
+    again = GroupStore(await claim("b"), run_keys, num_rollouts=3)
     await again.load()
     with pytest.raises(SessionFullError):
         await again.record(1, 1, turn(1, text=third))
@@ -174,12 +182,12 @@ async def test_a_group_has_the_room_of_the_largest_message_and_another_replica_k
 async def test_results_take_room_with_the_turn_that_follows_them_or_if_they_are_the_last(
     claim: Claim, run_keys: RunKeys
 ) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     third = [tool("x" * (MAX_MESSAGE_BYTES // 3))]
     for branch in range(5):  # of which none may have room for another turn, and then they are dropped
         await store.record(branch, 0, turn(0))
         await store.record(branch, 1, ToolResults(0, third, 0))
-    again = GroupStore(await claim("b"), run_keys)
+    again = GroupStore(await claim("b"), run_keys, num_rollouts=3)
     await again.load()
     followed = msgspec.structs.replace(turn(2), continues=0, messages=third)
     await again.record(0, 2, followed)
@@ -192,7 +200,7 @@ async def test_results_take_room_with_the_turn_that_follows_them_or_if_they_are_
 async def test_lists_for_reward_functions_take_room_beside_the_text_of_the_turn_that_follows(
     claim: Claim, run_keys: RunKeys
 ) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     third = [tool("4") | {RETURNED_LIST: ["x" * (MAX_MESSAGE_BYTES // 3)]}]
     for branch in range(3):
         await store.record(branch, 0, turn(0))
@@ -203,7 +211,7 @@ async def test_lists_for_reward_functions_take_room_beside_the_text_of_the_turn_
 
 
 async def test_results_that_are_larger_than_a_whole_group_are_not_recorded(claim: Claim, run_keys: RunKeys) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     await store.record(0, 0, turn(0))
     with pytest.raises(SessionFullError):
         await store.record(0, 1, ToolResults(0, [tool("x" * MAX_MESSAGE_BYTES)], 0))
@@ -211,7 +219,7 @@ async def test_results_that_are_larger_than_a_whole_group_are_not_recorded(claim
 
 async def test_what_forks_repeat_in_their_rows_takes_room(claim: Claim, run_keys: RunKeys) -> None:
     """Each of 400 forks of a long prompt takes 300 bytes here, and 5 bytes for each token of the prompt in its row."""
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     first = sampled(assistant("4"), appended_ids=range(10_000))
     entries = [RecordedTurn(b"", None, [user("2+2?")], b"", False, 0, first)]
     entries += [
@@ -224,19 +232,19 @@ async def test_what_forks_repeat_in_their_rows_takes_room(claim: Claim, run_keys
             num_recorded += 1
     group = msgspec.msgpack.encode(Recording(entries[:num_recorded]).rows())
     assert MAX_MESSAGE_BYTES * 0.85 < len(group) < MAX_MESSAGE_BYTES
-    again = GroupStore(await claim("b"), run_keys)
+    again = GroupStore(await claim("b"), run_keys, num_rollouts=3)
     await again.load()
     with pytest.raises(SessionFullError):
         await again.record(0, num_recorded, entries[num_recorded])
 
 
 async def test_a_recording_with_a_gap_is_an_error(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     await store.record(1, 0, turn(0))
     await store.record(1, 1, turn(1))
     await redis.hdel(store.key, "1/0")
     with pytest.raises(MessageError, match="entry 0 of what was recorded in session 1 is missing"):
-        await GroupStore(await claim("b"), run_keys).load()
+        await GroupStore(await claim("b"), run_keys, num_rollouts=3).load()
 
 
 async def test_a_late_hand_off_keeps_what_is_recorded_of_a_group_that_was_admitted_again(
@@ -245,7 +253,7 @@ async def test_a_late_hand_off_keeps_what_is_recorded_of_a_group_that_was_admitt
     late = await claim("a")
     seen = run_keys.seen(run_keys.completions)
     assert await (await claim("b")).hand_off(run_keys.completions, seen, b"group")
-    store = GroupStore(await claim("b"), run_keys)  # a new entry with the same group
+    store = GroupStore(await claim("b"), run_keys, num_rollouts=3)  # a new entry with the same group
     await store.record(0, 0, turn(0))
     assert not await late.hand_off(run_keys.completions, seen, b"late")
     assert await store.load() == {0: [turn(0)]}
@@ -253,14 +261,14 @@ async def test_a_late_hand_off_keeps_what_is_recorded_of_a_group_that_was_admitt
 
 async def test_the_recordings_are_gone_once_the_group_is_buried(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
     delivery = await claim("a")
-    store = GroupStore(delivery, run_keys)
+    store = GroupStore(delivery, run_keys, num_rollouts=3)
     await store.record(0, 0, turn(0))
     await delivery.bury("the model cannot take it")
     assert not await redis.exists(store.key)
 
 
 async def test_an_entry_of_another_release_is_an_error(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
-    store = GroupStore(await claim("a"), run_keys)
+    store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
     await redis.hset(store.key, "0/0", b"\x81\xa4type\xa5other")
     with pytest.raises(MessageError, match="another release"):
         await store.load()
