@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 from shared.messages import CompletedGroup, PlayedEnvironment
 from shared.redis.redis_connection import Redis, connect
@@ -230,7 +230,9 @@ async def agent_server() -> AsyncGenerator[str]:
     app = FastAPI()
 
     @app.post("/play", response_model=None)
-    async def play(request: Request) -> dict[str, float]:
+    async def play(request: Request, response: Response) -> dict[str, float]:
+        assert "cookie" not in request.headers, "it would be another rollout's"
+        response.set_cookie("rollout", "this one")
         body = await request.json()
         assert body["row"] == ROW
         async with openai.AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"]) as client:

@@ -10,6 +10,7 @@ goes nowhere else.
 import asyncio
 import math
 from collections.abc import Sequence
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Protocol, Self, cast
 
 import httpx
@@ -180,10 +181,12 @@ class AgentUrl:
 def agent_http_client() -> httpx.AsyncClient:
     """Return the HTTP client for agent programs behind URLs.
 
-    Answers have no deadline here. The run's option ``agent_timeout_s`` bounds the silence of a program.
+    Answers have no deadline here. The run's option ``agent_timeout_s`` bounds the silence of a program. Rollouts share
+    no cookies, and no connections, which a server may close just when they are used again.
     """
     return httpx.AsyncClient(
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
         follow_redirects=False,
         trust_env=False,
