@@ -181,7 +181,7 @@ def _conversation(request: ResponsesRequest, conversation_of: ConversationOf) ->
     earlier: list[ChatMessage] = []
     if request.previous_response_id is not None:
         earlier = conversation_of(request.previous_response_id.removeprefix(_ID))
-    if request.instructions is not None:
+    if request.instructions:
         if earlier and earlier[0]["role"] == "system":
             del earlier[0]
         earlier.insert(0, {"role": "system", "content": request.instructions})

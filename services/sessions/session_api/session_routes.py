@@ -37,6 +37,7 @@ from services.sessions.session_api.messages_bodies import MESSAGES, counted
 from services.sessions.session_api.responses_bodies import RESPONSES
 from services.sessions.session_api.turn_protocol import AnsweredTurn, TurnProtocol, decode
 from shared.access.openapi_document import PROBLEM_JSON, responses
+from shared.service.current_request import name_subject
 from shared.serving.http_guard import problem
 from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.turns import ChatMessage, TurnRefusedError
@@ -141,6 +142,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         """Open a session for evaluation with the policy of a run. It ends after ``deadline_s`` seconds at most."""
         require_json(request.headers.get("content-type", ""))
         body = SessionRequest.model_validate(decode_json(await request.body(), max_nested=_MAX_NESTED))
+        name_subject(body.run_id)
         opened = sessions.open_for_evaluation(body.run_id, deadline_s=body.deadline_s)
         return NewSession(
             id=opened.session_id,

@@ -30,6 +30,7 @@ def item_of_result(text: Any, call_id: str = "call-0") -> dict[str, Any]:
 def test_text_and_instructions_are_a_users_and_a_system_message() -> None:
     turn = asked(RESPONSES, {"input": "2+2?", "instructions": "Be brief.", "max_output_tokens": 5, "seed": 3})
     assert (turn.messages, turn.max_tokens, turn.seed) == ([SYSTEM, user("2+2?")], 5, 3)
+    assert asked(RESPONSES, {"input": "2+2?", "instructions": ""}).messages == [user("2+2?")], "as without any"
 
 
 def test_items_of_one_turn_are_one_assistant_message() -> None:

@@ -1,6 +1,7 @@
 """Sessions over real HTTP with OpenAI's client: turns, repeated requests, keys, refusals."""
 
 import asyncio
+import logging
 from typing import Any
 
 import httpx
@@ -8,6 +9,7 @@ import pytest
 
 from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session
+from shared.service.logs import AUDIT_LOGGER
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
 from tests.sessions.scripted import assistant, call, tool, user
@@ -39,6 +41,14 @@ async def test_openais_client_plays_a_session_with_a_tool() -> None:
         assert (seen["state"], seen["turns"], seen["rows"]) == ("open", 2, 1)
     # The second request continues the recorded ids.
     assert service.generators.requests[1].num_recorded_messages == 2
+
+
+async def test_the_opening_of_a_session_is_a_line_in_the_audit_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as service:
+        with caplog.at_level(logging.INFO, logger=AUDIT_LOGGER):
+            await service.open()
+    told = [record.getMessage() for record in caplog.records if record.name == AUDIT_LOGGER]
+    assert told == ["session.open run-test by api-key: done (201)"]
 
 
 async def test_a_streamed_turn_is_the_same_turn() -> None:
