@@ -129,10 +129,11 @@ def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
         for name, ahead in ahead_s.items()
         if abs(ahead - middle) > MAX_CLOCK_SKEW_S
     ]
+    is_ours_wrong = abs(middle) > MAX_CLOCK_SKEW_S
     if not findings:
-        whose = f"{listed(list(ahead_s))} and this machine"
+        whose = listed(list(ahead_s)) if is_ours_wrong else f"{listed(list(ahead_s))} and this machine"
         findings = [ok("clocks", "clocks", f"the clocks of {whose} differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
-    if abs(middle) > MAX_CLOCK_SKEW_S:
+    if is_ours_wrong:
         findings.append(
             note(
                 "doctor", "clock", f"this machine's clock is {abs(middle):.0f} s {'behind' if middle > 0 else 'ahead'}"

@@ -378,6 +378,8 @@ async def test_when_only_doctors_own_clock_is_wrong_no_service_is_blamed() -> No
         )
     assert wrong(found) == {}
     assert level(found, "doctor", "clock") == "note"
+    (fine,) = [one for one in found.findings if one.check == "clocks"]
+    assert "this machine" not in fine.says
 
 
 async def test_an_endpoint_whose_breaker_is_open_is_named_with_what_it_said() -> None:
