@@ -119,7 +119,10 @@ class DataOptions(Section):
     )
     eval_on_start: bool = Field(default=False, description="Evaluate the policy before its first step too")
     num_generations_eval: int | None = Field(
-        default=None, ge=1, description="Completions per prompt in an evaluation; num_generations if left out"
+        default=None,
+        ge=1,
+        le=1024,
+        description="Completions per prompt in an evaluation; num_generations if left out",
     )
     max_eval_prompts: int = Field(
         default=256, ge=1, description="Number of prompts to evaluate on: the first of the evaluation set"
