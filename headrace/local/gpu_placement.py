@@ -47,13 +47,15 @@ def place(
     of_each, of_ranks = _gpus_per_replica(environment), _gpus_of_ranks(environment)
     others = gpus[1:] if of_ranks is None else [gpu for gpu in gpus if gpu not in of_ranks]
     if not others:
-        if num_generators > 1 and not environment.keys() & {_DEFAULT_ARGS, _ENGINE_ARGS}:
+        own = _table(environment, _DEFAULT_ARGS)
+        if num_generators > 1 and not (own | _table(environment, _ENGINE_ARGS)).keys() & _SHARED.keys():
             raise UserError(
                 f"{num_generators} generators would share one GPU with training: start one, or set "
                 f'{_ENGINE_ARGS}, such as {{"gpu_memory_utilization": 0.2}}'
             )
-        defaults = json.dumps(_SHARED | _table(environment, _DEFAULT_ARGS))
-        return [{_DEFAULT_ARGS: defaults} for _ in range(num_generators)], {}
+        is_refused = not own and (environment.get(_DEFAULT_ARGS) or "{}").strip() != "{}"  # by the generator
+        variables = {} if is_refused else {_DEFAULT_ARGS: json.dumps(_SHARED | own)}
+        return [dict(variables) for _ in range(num_generators)], {}
     if of_ranks is None:
         others = others[-num_at_start * of_each :]
     if num_generators * of_each > len(others):

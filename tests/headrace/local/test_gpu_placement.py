@@ -67,8 +67,11 @@ def test_on_one_gpu_the_engine_leaves_memory_to_training() -> None:
         ((generator,), trainer) = place(["0"], environment, num_at_start=1, num_generators=1)
         assert json.loads(generator["HEADRACE_DEFAULT_ENGINE_ARGS"]) == used
         assert trainer == {}
-    with pytest.raises(UserError, match="2 generators would share one GPU with training"):
-        place(["0"], {}, num_at_start=1, num_generators=2)
+    refused = {"HEADRACE_DEFAULT_ENGINE_ARGS": "[1]"}
+    assert place(["0"], refused, num_at_start=1, num_generators=1) == ([{}], {}), "the generator says why"
+    for environment in ({}, {"HEADRACE_ENGINE_ARGS": '{"max_num_seqs": 64}'}):
+        with pytest.raises(UserError, match="2 generators would share one GPU with training"):
+            place(["0"], environment, num_at_start=1, num_generators=2)
     small = {"HEADRACE_ENGINE_ARGS": '{"gpu_memory_utilization": 0.2}'}
     assert len(place(["0"], small, num_at_start=2, num_generators=2)[0]) == 2
 
