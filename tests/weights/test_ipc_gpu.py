@@ -22,13 +22,19 @@ def test_another_process_reads_what_is_copied_into_the_buffer(
     is_expandable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    if is_expandable:
-        monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{is_expandable}")
     monkeypatch.setattr(gloo_communicator, "_buffers", {})
     # The second is larger than the buffer.
     named = [("a", torch.full((1000,), 0.5, device="cuda")), ("b", torch.ones(1000, 1000, device="cuda"))]
     communicator = IpcCommunicator(address="127.0.0.1", buffer_bytes=BUFFER_BYTES)
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    (buffer,) = gloo_communicator._buffers.values()  # pyright: ignore[reportPrivateUsage]
+    (segment,) = [
+        one
+        for one in torch.cuda.memory_snapshot()
+        if one["address"] <= buffer.data_ptr() < one["address"] + one["total_size"]
+    ]
+    assert not segment["is_expandable"]
     where = {
         "transport": "ipc",
         "master_address": "127.0.0.1",

@@ -13,7 +13,6 @@ another process would pickle them.
 
 import base64
 import contextlib
-import os
 import time
 from collections.abc import Callable, Generator
 from datetime import timedelta
@@ -199,12 +198,13 @@ def _without_expandable_segments() -> Generator[None]:
     Expandable segments, which the user may have chosen in PYTORCH_ALLOC_CONF, can only be mapped where the kernel
     allows pidfd_getfd, and it does not in most containers.
     """
-    chosen = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    binding: Any = torch._C  # noqa: SLF001  the only name it has
+    chosen: str = binding._accelerator_getAllocatorSettings()  # noqa: SLF001
     if _EXPANDABLE not in chosen:
         yield
         return
-    others = [one for one in chosen.split(",") if one.strip().partition(":")[0] != _EXPANDABLE]
-    configure: Any = torch._C._accelerator_setAllocatorSettings  # noqa: SLF001  the only name it has
+    others = [one for one in chosen.split(",") if one.strip() and one.strip().partition(":")[0] != _EXPANDABLE]
+    configure: Any = binding._accelerator_setAllocatorSettings  # noqa: SLF001
     configure(",".join([*others, f"{_EXPANDABLE}:False"]))
     try:
         yield
