@@ -56,7 +56,6 @@ def connect(arguments: argparse.Namespace, *, is_repeated: bool = False) -> Head
     """
     url = _url_elsewhere(arguments)
     if url:
-        refuse_unless_http(url)
         key = key_elsewhere(url)
         return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere())
     state, endpoint = local_service(arguments)
@@ -86,8 +85,9 @@ def key_elsewhere(url: str) -> str:
     """Return the API key for a service on another machine, from HEADRACE_API_KEY or its ``_FILE`` variable.
 
     Raises:
-        UserError: No key is set, or the file holds none.
+        UserError: The address cannot be used, no key is set, or the file holds none.
     """
+    refuse_unless_http(url)
     key = key_of_environment("api_key").key
     if not key:
         raise UserError(

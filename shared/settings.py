@@ -263,9 +263,11 @@ class AdvertisedSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _it_is_advertised_as_what_it_speaks(self) -> Self:
+        if "@" in self.advertise_url:
+            raise ValueError("HEADRACE_ADVERTISE_URL: the address of a service has no user and no password")
         if self.advertise_url and not self.advertise_url.startswith(f"{self.scheme}://"):
             raise ValueError(
-                f"{self.advertise_url.rpartition('@')[2]} is advertised, but this replica speaks {self.scheme}: with "
+                f"advertise_url={self.advertise_url}, but this replica speaks {self.scheme}: with "
                 "HEADRACE_TLS_CERT_FILE it must begin with https://, otherwise with http://"
             )
         return self

@@ -11,7 +11,6 @@ from typing import Any, cast
 from rich.console import Console
 
 from headrace import service_finder, terminal
-from headrace.addresses import refuse_unless_http
 from headrace.reward_check.function_name import named_function
 from shared.errors import UserError
 from shared.run_options.reward_kwargs import check_reward_kwargs
@@ -123,7 +122,6 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def _rewarder(arguments: argparse.Namespace) -> tuple[str, str, Path | None]:
     elsewhere = "" if arguments.state_dir else os.environ.get("HEADRACE_REWARDER_URL", "")
     if url := arguments.rewarder_url or elsewhere:
-        refuse_unless_http(url)
         arguments.rewarder_url = url  # an error names it
         return url, service_finder.key_elsewhere(url), service_finder.ca_file_elsewhere()
     if not arguments.state_dir and os.environ.get("HEADRACE_URL"):

@@ -138,8 +138,10 @@ class TrainerSettings(ServiceSettings):
     @field_validator("rewarder_url", "sessions_url")
     @classmethod
     def _services_have_http_addresses(cls, url: str) -> str:
+        if "@" in url:
+            raise ValueError("the address of a service has no user and no password")
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url.rpartition('@')[2]} is not an http:// or https:// address")
+            raise ValueError(f"{url} is not an http:// or https:// address")
         return url
 
     @model_validator(mode="after")

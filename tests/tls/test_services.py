@@ -190,6 +190,8 @@ def test_settings_of_tls_that_contradict_each_other_are_refused(authority: Autho
         GeneratorSettings(advertise_url="http://generator:8000", **tls)
     with pytest.raises(ValidationError, match="this replica speaks http"):
         GeneratorSettings(advertise_url="https://generator:8000")
+    with pytest.raises(ValidationError, match="the address of a service has no user and no password"):
+        GeneratorSettings(advertise_url="http://user:password@generator:8000")
     assert GeneratorSettings(**tls).url(8000) == "https://127.0.0.1:8000"
 
 

@@ -14,6 +14,7 @@ from headrace.grpo import script_services
 from headrace.grpo.argument_error import ArgumentError
 from headrace.local import guarded_exec
 from headrace.local.state_dir import STATE_DIR_VARIABLE, StateDir
+from shared.errors import UserError
 from tests.headrace.scripted_api import Asked, problem, serving
 
 pytestmark = pytest.mark.unit
@@ -44,6 +45,14 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
     monkeypatch.setattr(script_services, "start_detached", start)
     monkeypatch.setattr(script_services, "wait_until_up", wait_until_up)
     return started
+
+
+def test_an_address_with_a_password_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "http://user:secret@trainer:8400")
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+    with pytest.raises(UserError, match="no user and no password") as refused:
+        script_services.find_services(say=lambda _: None)
+    assert "secret" not in str(refused.value)
 
 
 def test_services_outlive_the_thread_that_asked_for_them(processes: Processes) -> None:

@@ -34,7 +34,7 @@ def test_wrong_settings_are_sentences_and_exit_status_2_and_an_unknown_one_is_na
 ) -> None:
     wrong = {
         "HEADRACE_PORT": "many",
-        "HEADRACE_REWARDER_URL": "htp://user:secret@rewarder:8200",
+        "HEADRACE_REWARDER_URL": "http://user:secret@rewarder:8200",
         "HEADRACE_SESSIONS_URL": "sessions:8300",
         "HEADRACE_LOG_FORMAT": "xml",
     }
@@ -42,7 +42,7 @@ def test_wrong_settings_are_sentences_and_exit_status_2_and_an_unknown_one_is_na
     assert status == 2
     for sentence in (
         r"HEADRACE_PORT: .*valid integer",
-        r"HEADRACE_REWARDER_URL: .*is not an http:// or https:// address",
+        r"HEADRACE_REWARDER_URL: .*the address of a service has no user and no password",
         r"HEADRACE_SESSIONS_URL: .*is not an http:// or https:// address",
         r"HEADRACE_LOG_FORMAT: .*'json' or 'text'",
     ):
