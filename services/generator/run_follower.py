@@ -14,7 +14,7 @@ import contextlib
 import logging
 from typing import Literal, Protocol
 
-from services.generator.engine.engine import Engine, EngineDiedError, start_engine
+from services.generator.engine.engine import Engine, EngineDiedError, EngineTimeoutError, start_engine
 from services.generator.engine.engine_failure import EngineWatch
 from services.generator.engine.engine_spec import EngineSpec, spec_for
 from services.generator.engine.output_gate import GatedClient, OutputGate
@@ -135,12 +135,15 @@ class RunFollower:
         """
         await refusals.take_back(self._redis, "generator", self._settings.name, run_id=None)
         self._show_weights()
+        last_id = ""
         try:
             while True:
                 self.run_id = None
                 about_run("")
                 record = await self._next_run()
-                self.run_id = record.run_id
+                if record.run_id != last_id:
+                    self._num_failed_starts = 0
+                self.run_id = last_id = record.run_id
                 about_run(record.run_id)
                 log.info("serving run %s", record.run_id)
                 try:
@@ -229,8 +232,7 @@ class RunFollower:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._until_over(run_id)
-                self._num_failed_starts = 0  # for another run
-        await seat.take_back()
+                await seat.take_back()
 
     async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
         if self._engine is not None and self._engine.spec == spec and not self._is_engine_spoiled:
@@ -250,6 +252,8 @@ class RunFollower:
                 has_cuda=has_cuda,
                 timeout_s=self._settings.engine_start_timeout_s,
             )
+        except EngineTimeoutError:
+            raise  # its thread cannot be stopped, and must not meet another start in this process
         except EngineDiedError as error:
             if not spec.of_run:
                 raise

@@ -7,13 +7,14 @@ from pydantic import SecretStr
 
 from services.generator import run_follower
 from services.generator.engine.engine import EngineDiedError
+from services.generator.engine.engine_spec import EngineSpec
 from services.generator.settings import GeneratorSettings
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.refusals import decode_refusals
 from tests.eventually import eventually
-from tests.generator.test_weights_shown import HELD_AT_3, NoReceiving, follow, following, shown
+from tests.generator.test_weights_shown import HELD_AT_3, LoadedEngine, NoReceiving, follow, following, shown
 
 pytestmark = pytest.mark.unit
 
@@ -90,14 +91,14 @@ async def test_an_engine_that_does_not_start_with_the_options_of_a_run_is_starte
     )
     keys = RunKeys("run-test")
     follower, metrics, _ = follow(redis, settings, monkeypatch)
-    starts, start_engine = 0, run_follower.start_engine
+    starts = 0
 
-    async def start_late(*arguments: Any, **options: Any) -> Any:
+    async def start_late(spec: EngineSpec, **_: object) -> LoadedEngine:
         nonlocal starts
         starts += 1
         if starts <= 2:
             raise EngineDiedError("No available memory for the cache blocks")
-        return await start_engine(*arguments, **options)
+        return LoadedEngine(spec)
 
     monkeypatch.setattr(run_follower, "start_engine", start_late)
     monkeypatch.setattr(run_follower, "_FIRST_PAUSE_S", 0.5)

@@ -43,6 +43,10 @@ class EngineDiedError(HeadraceError):
     """vLLM's engine died or did not start. Only a new process helps."""
 
 
+class EngineTimeoutError(EngineDiedError):
+    """vLLM did not start in time. The thread that starts it goes on."""
+
+
 class Engine:
     """A running vLLM engine, with the calls that the generator needs.
 
@@ -225,7 +229,7 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
 
     Raises:
         UserError: The model or an engine argument is refused; another run may work.
-        EngineDiedError: vLLM did not start.
+        EngineDiedError: vLLM did not start; EngineTimeoutError if it did not start in time.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -234,7 +238,7 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
                 await client.collective_rpc("headrace_make_ready")
     except TimeoutError as error:
         kill_children()
-        raise EngineDiedError(f"vLLM did not load {spec.model} within {timeout_s:.0f} s") from error
+        raise EngineTimeoutError(f"vLLM did not load {spec.model} within {timeout_s:.0f} s") from error
     return Engine(client, spec)
 
 
