@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -95,3 +97,17 @@ def make_tiny_moe(path: Path, *, seed: int = 0, router_aux_loss_coef: float = 0.
     Qwen3MoeForCausalLM(config).save_pretrained(path)
     make_tiny_tokenizer().save_pretrained(path)
     return path
+
+
+def make_gemma_3(directory: Path) -> None:
+    """Save a Gemma 3 of two layers with a vision tower of one, whose layers have the same names."""
+    text = {
+        "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14,
+    }  # fmt: skip
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    Gemma3ForConditionalGeneration(config).save_pretrained(directory)

@@ -73,6 +73,18 @@ def test_an_adapter_without_targets_is_on_the_layers_that_a_run_trains(tmp_path:
         _ = other.model
 
 
+@pytest.mark.parametrize("targets", [None, ["q_proj"]])
+def test_an_adapter_is_not_on_a_vision_tower(targets: list[str] | None, tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    from tests.tiny_model import make_gemma_3
+
+    make_gemma_3(tmp_path)
+    live = LiveModel(str(tmp_path), None, peft_config=peft.LoraConfig(r=2, target_modules=targets), init_kwargs={})
+    adapted = [name for name, _ in live.model.named_parameters() if "lora_A" in name]
+    assert adapted
+    assert all(".language_model." in name for name in adapted)
+
+
 def test_a_model_with_several_adapters_is_refused() -> None:
     model: Any = SimpleNamespace(config=SimpleNamespace(_name_or_path="org/model"), save_pretrained=None)
     model.get_base_model, model.peft_config = None, {"default": object(), "other": object()}

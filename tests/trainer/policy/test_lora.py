@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
 )
@@ -29,6 +29,7 @@ from services.trainer.policy.lora import (
     describe_adapters,
     fingerprint,
     linear_layers,
+    outside_decoder,
     write_adapters,
 )
 from services.trainer.policy.microbatches import TrainRow
@@ -37,7 +38,7 @@ from services.trainer.policy.trained_weights import AdapterWeights
 from services.trainer.ranks.weight_buckets import WeightBuckets
 from shared.errors import HeadraceError, UserError
 from tests.checkpoints import save_checkpoint
-from tests.tiny_model import make_tiny_model
+from tests.tiny_model import make_gemma_3, make_tiny_model
 from tests.trainer.cores import (
     assert_odd_generation,
     assert_same_weights,
@@ -341,16 +342,7 @@ LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 def test_a_vision_tower_whose_layers_have_the_same_names_gets_no_adapters(
     targets: list[str] | None, tmp_path: Path
 ) -> None:
-    text = {
-        "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 16,
-    }  # fmt: skip
-    vision = {
-        "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
-        "patch_size": 14,
-    }  # fmt: skip
-    whole = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4))
-    whole.save_pretrained(tmp_path / "base")
+    make_gemma_3(tmp_path / "base")
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert any(".vision_tower." in name and name.endswith(".q_proj.weight") for name, _ in lm.named_parameters())
     add_adapters(lm, make_config(tmp_path / "base", **LORA, lora_target_modules=targets))
@@ -364,3 +356,10 @@ def test_a_vision_tower_whose_layers_have_the_same_names_gets_no_adapters(
     assert {name for name, _ in loaded.named_parameters() if "lora_" in name} == {
         name.replace(".weight", ".default.weight") for name in adapters.live()
     }
+
+
+def test_a_model_whose_head_is_called_decoder_gets_adapters_in_its_layers() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    lm = ModernBertDecoderForCausalLM(ModernBertDecoderConfig(**sizes, num_attention_heads=2, pad_token_id=0))
+    assert outside_decoder(lm) is None
+    assert {name.rpartition(".")[2] for name in linear_layers(lm)} >= {"q_proj", "k_proj", "v_proj", "Wo"}
