@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI, Request, Response
 
+from services.sessions.agents.agent_programs import agent_http_client
 from shared.messages import CompletedGroup, PlayedEnvironment
 from shared.redis.redis_connection import Redis, connect
 from shared.redis.redis_readiness import wait_until_ready
@@ -230,9 +231,7 @@ async def agent_server() -> AsyncGenerator[str]:
     app = FastAPI()
 
     @app.post("/play", response_model=None)
-    async def play(request: Request, response: Response) -> dict[str, float]:
-        assert "cookie" not in request.headers, "it would be another rollout's"
-        response.set_cookie("rollout", "this one")
+    async def play(request: Request) -> dict[str, float]:
         body = await request.json()
         assert body["row"] == ROW
         async with openai.AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"]) as client:
@@ -241,6 +240,23 @@ async def agent_server() -> AsyncGenerator[str]:
 
     async with served(app) as url:
         yield url
+
+
+async def test_rollouts_share_no_cookies_and_no_connections() -> None:
+    app, cookies, ports = FastAPI(), list[str | None](), set[int]()
+
+    @app.post("/play", response_model=None)
+    async def play(request: Request, response: Response) -> None:
+        assert request.client is not None
+        cookies.append(request.headers.get("cookie"))
+        ports.add(request.client.port)
+        response.set_cookie("rollout", "this one")
+
+    async with served(app) as url, agent_http_client() as http:
+        for _ in range(2):
+            (await http.post(f"{url}/play")).raise_for_status()
+    assert cookies == [None, None]
+    assert len(ports) == 2
 
 
 @pytest.mark.slow

@@ -44,8 +44,8 @@ async def test_openais_client_plays_a_session_with_a_tool() -> None:
 
 
 async def test_the_opening_of_a_session_is_a_line_in_the_audit_log(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as service:
-        with caplog.at_level(logging.INFO, logger=AUDIT_LOGGER):
+    with caplog.at_level(logging.INFO, logger=AUDIT_LOGGER):
+        async with serving() as service:
             await service.open()
     told = [record.getMessage() for record in caplog.records if record.name == AUDIT_LOGGER]
     assert told == ["session.open run-test by api-key: done (201)"]
