@@ -30,6 +30,8 @@ PACKED = "headrace_packed"
 _MAX_SCORES = 2**20
 """Most scores per head of one call for several rows: 4 MiB of float32 for each head where no fused kernel is used."""
 
+_MAX_FUSED_SIZE = 256
+"""Largest head that torch's flash attention computes. Gemma 4's global layers have 512."""
 _MEANT = {"attention_mask", "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal"}
 _ROWS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 _HARMLESS = {"position_ids", "use_cache", "cache_position"} | {
@@ -80,8 +82,8 @@ def packed_attention(
     window: int | None = kwargs.get("sliding_window")
     softcap: float | None = kwargs.get("softcap")
     sinks_H: Tensor | None = kwargs.get("s_aux")
-    # Boundaries on the GPU select the fused kernel. It supports neither changed scores nor other sizes of values.
-    is_plain = softcap is None and sinks_H is None
+    # Boundaries on the GPU select the fused kernel. It has no changed scores, large heads or other sizes of values.
+    is_plain = softcap is None and sinks_H is None and query_1HND.shape[-1] <= _MAX_FUSED_SIZE
     if boundaries.is_cuda and is_plain and query_1HND.shape[-1] == value_1HND.shape[-1]:
         output_NHD = _flash(query_1HND, key_1HND, value_1HND, boundaries, kwargs["max_length_q"], scale, window)
         return output_NHD.unsqueeze(0), None

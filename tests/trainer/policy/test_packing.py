@@ -196,6 +196,31 @@ def test_attention_that_would_be_left_out_is_refused(change: dict[str, Any], mes
         packed_attention(object(), query, query, query, None, **arguments)
 
 
+@pytest.mark.parametrize(("size", "is_fused"), [(256, True), (512, False)])
+def test_heads_that_are_too_large_for_the_fused_kernel_are_computed_row_by_row(
+    size: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnGpu:
+        """Boundaries as they are on a GPU."""
+
+        is_cuda = True
+
+        def tolist(self) -> list[int]:
+            return [0, 4, 7]
+
+    fused: list[int] = []
+
+    def flash(query_1HND: Tensor, *_: object) -> Tensor:
+        fused.append(query_1HND.shape[-1])
+        return query_1HND[0].transpose(0, 1)
+
+    monkeypatch.setattr(varlen_attention, "_flash", flash)
+    query = torch.randn(1, 2, 7, size)
+    output, _ = packed_attention(object(), query, query, query, None, cu_seq_lens_q=OnGpu(), max_length_q=4)
+    assert output.shape == (1, 7, 2, size)
+    assert fused == ([size] if is_fused else [])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
