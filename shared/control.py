@@ -143,6 +143,9 @@ class JoinRequest(PushBody):
     )
     timeout_s: Timeout = Field(description="Deadline of the rendezvous and of each collective")
     nccl_unique_id: str | None = Field(default=None, description="Base64, for nccl: identifies the rendezvous")
+    trainer_device_uuid: str | None = Field(
+        default=None, description="UUID of the trainer's GPU, whose free memory the trainer will need"
+    )
     ipc_buffer: IpcBuffer | None = Field(default=None, description="For ipc: the trainer's memory that workers map")
     weight_dir: str | None = Field(default=None, description="For disk: where versions are written")
 

@@ -26,7 +26,7 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.model_loader.reload import layerwise
 
 from services.generator.worker.disk_wire import DiskWire
-from services.generator.worker.ipc_wire import IpcWire
+from services.generator.worker.ipc_wire import IpcWire, device_uuid
 from services.generator.worker.model_check import FullSet, check_adapters, checkpoint_specs
 from services.generator.worker.model_load import CheckedReload, write_adapters
 from services.generator.worker.staged_weights import StagedWeights, StagingMemory, digest, staging_bytes
@@ -132,7 +132,7 @@ class WorkerTransfer:
         def job() -> None:
             wire = open_wire(where, rank=self._rank, device=self._device, is_given_up=lambda: self._is_given_up)
             self._wire = wire
-            self._shares_gpu = isinstance(wire, IpcWire)
+            self._shares_gpu = isinstance(wire, IpcWire) or self._is_on(where.get("trainer_device_uuid"))
             if self._is_given_up:
                 self._close_wire()
                 raise RuntimeError("the push was given up while the communicator was formed")
@@ -202,6 +202,9 @@ class WorkerTransfer:
             reload.finish()
         if self._device.type == "cuda":
             cuda.synchronize(self._device)
+
+    def _is_on(self, gpu_uuid: str | None) -> bool:
+        return gpu_uuid is not None and self._device.type == "cuda" and gpu_uuid == device_uuid(self._device)
 
     def _reserve(self, specs: Sequence[Spec], *, spare_bytes: int = 0) -> torch.Tensor:
         num_bytes = staging_bytes(specs)

@@ -128,6 +128,7 @@ class CommunicatorEpochs:
                 buffer_bytes=self._buffer_bytes,
                 timeout_s=timeout_s,
                 nccl_unique_id=communicator.nccl_unique_id,
+                trainer_device_uuid=self._own.device_uuid,
                 ipc_buffer=communicator.export(),
                 weight_dir=weight_dir,
             )

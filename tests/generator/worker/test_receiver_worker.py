@@ -286,6 +286,21 @@ def test_weights_are_not_staged_on_a_gpu_whose_rest_is_the_trainers(
     assert cuda.num_emptied == 1
 
 
+def test_a_trainer_on_this_gpu_is_known_by_its_uuid_over_any_transport(
+    wire: NamedWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.generator.worker import worker_transfer
+
+    del wire
+    monkeypatch.setattr(worker_transfer, "cuda", CountedCuda())
+    monkeypatch.setattr(worker_transfer, "device_uuid", giving("here"))
+    worker = a_worker("cuda:0")
+    for uuid, is_here in (("here", True), ("there", False), (None, False)):
+        worker.enter({"buffer_bytes": 1000, "trainer_device_uuid": uuid})
+        until_idle(worker)
+        assert worker._shares_gpu == is_here  # pyright: ignore[reportPrivateUsage]
+
+
 def test_every_job_of_a_worker_runs_on_one_stream(wire: NamedWire, monkeypatch: pytest.MonkeyPatch) -> None:
     from services.generator.worker import worker_transfer
 
