@@ -23,6 +23,10 @@ from services.sessions.tool_rollout import ToolRollout
 from shared.messages import PlayedEnvironment, PromptGroup
 
 
+_REWARD_AFTER_END_S = 2.0
+"""How long a program that has ended its session, and has reported no reward, may take to return one."""
+
+
 class AgentSilentError(Exception):
     """An agent program was silent for too long: it neither ended nor asked for a new turn."""
 
@@ -99,6 +103,10 @@ async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: Agen
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if opened.over.done():
             opened.over.result()
+            if opened.reward is None:  # a program may end its session and then return its reward
+                await asyncio.wait({running}, timeout=_REWARD_AFTER_END_S)
+            if running.done() and running.exception() is None and opened.reward is None:
+                opened.reward = running.result()
         elif running.done():
             reward = running.result()
             opened.reward = opened.reward if reward is None else reward

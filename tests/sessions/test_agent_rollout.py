@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.sessions import agent_rollout
 from services.sessions.agent_rollout import AgentPlayer
 from services.sessions.agents.agent_programs import AgentFailedError
 from services.sessions.open_session import OpenSession, SessionOverError
@@ -105,7 +106,21 @@ async def test_a_reported_reward_counts_if_none_is_returned() -> None:
     assert rollout.environment.reward == 0.25
 
 
-async def test_the_program_may_end_its_session_and_is_not_waited_for() -> None:
+async def test_a_reward_that_is_returned_after_the_end_of_the_session_counts() -> None:
+    async def play(client: OpenSession) -> float:
+        await ask(client, QUESTION)
+        client.end()
+        await asyncio.sleep(0.05)
+        return 0.5
+
+    rollout, _ = await Rig(turns_of(assistant("4"))).played(Program(play))
+    assert rollout.environment is not None
+    assert (rollout.lost, rollout.environment.reward) == ("", 0.5)
+
+
+async def test_the_program_may_end_its_session_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rollout, "_REWARD_AFTER_END_S", 0.01)
+
     async def play(client: OpenSession) -> None:
         await ask(client, QUESTION)
         client.end()
