@@ -22,7 +22,6 @@ from services.sessions.session_store import SessionFullError
 from services.sessions.tool_rollout import ToolRollout
 from shared.messages import PlayedEnvironment, PromptGroup
 
-
 _REWARD_AFTER_END_S = 2.0
 """How long a program that has ended its session, and has reported no reward, may take to return one."""
 

@@ -20,8 +20,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 from starlette.exceptions import HTTPException
 
-from services.generator.hang_up import HUNG_UP, unless_hung_up
 from shared.errors import MessageError, UnavailableError
+from shared.serving.hang_up import HUNG_UP, unless_hung_up
 from shared.serving.http_guard import problem
 
 GENERATE_PATH = "/v1/generate"

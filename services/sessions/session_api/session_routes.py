@@ -38,6 +38,7 @@ from services.sessions.session_api.responses_bodies import RESPONSES
 from services.sessions.session_api.turn_protocol import AnsweredTurn, TurnProtocol, decode
 from shared.access.openapi_document import PROBLEM_JSON, responses
 from shared.service.current_request import name_subject
+from shared.serving.hang_up import HUNG_UP, unless_hung_up
 from shared.serving.http_guard import problem
 from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.turns import ChatMessage, TurnRefusedError
@@ -220,7 +221,10 @@ def _add_turn_route(
         with opened.asking():
             body = decode(await request.body(), protocol.request)
             asked = protocol.asked(body, partial(_conversation_of, opened))
-            turn = await opened.turn(asked.messages, asked.tools, max_tokens=asked.max_tokens, seed=asked.seed)
+            work = opened.turn(asked.messages, asked.tools, max_tokens=asked.max_tokens, seed=asked.seed)
+            turn = await unless_hung_up(request.receive, work)
+        if turn is None:  # it is sampled and recorded all the same, for a client that asks again
+            return Response(status_code=HUNG_UP)
         recording = opened.session.recording
         number = recording.number_of(turn)
         answered = AnsweredTurn(_answer_id(opened, number), turn, recording.num_tokens_before(number))

@@ -84,6 +84,24 @@ async def test_a_client_that_was_cut_off_in_mid_turn_gets_the_same_turn_when_it_
     assert len(service.generators.requests) == 2
 
 
+async def test_a_client_that_has_gone_no_longer_counts_among_the_turns() -> None:
+    async with serving(max_turns=1) as service:
+        service.generators.may_answer.clear()
+        session = await service.open()
+        headers = {"authorization": f"Bearer {session['api_key']}"}
+        body = {"model": "any", "messages": QUESTION}
+        async with httpx.AsyncClient(trust_env=False, headers=headers) as cut:
+            with pytest.raises(httpx.ReadTimeout):
+                await cut.post(f"{session['base_url']}/chat/completions", json=body, timeout=0.5)
+        async with service.client(session, max_retries=2) as client:  # the service may notice it a moment later
+            again = asyncio.create_task(ask(client, QUESTION))
+            refused, _ = await asyncio.wait({again}, timeout=4)
+            assert not refused, "it waits for its turn"
+            service.generators.may_answer.set()
+            assert (await again).choices[0].message.content == "0"
+    assert len(service.generators.requests) == 1
+
+
 async def test_a_session_that_is_over_refuses_turns_and_can_still_be_read() -> None:
     async with serving() as service:
         session = await service.open()
