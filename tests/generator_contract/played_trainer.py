@@ -1,5 +1,6 @@
 """Plays the trainer's part towards a generator: a run in Redis, prompts, pushes by the real sender, completions."""
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator
@@ -28,6 +29,7 @@ from tests.weights.known_weights import make_policy, weights_of
 PUSH_TIMEOUT_S = 90.0
 INFO_TIMEOUT_S = 30.0
 ENGINE_START_S = 400.0
+_MORE_PUSHES = 2
 _RUN_NUMBERS = itertools.count(1)
 _INCARNATIONS = itertools.count(1, step=10)
 
@@ -89,9 +91,14 @@ class PlayedTrainer:
         return make_policy(self._model_dir, seed=version)
 
     async def push(self, version: int, policy: Qwen3ForCausalLM | None = None) -> PushResult:
-        """Push the weights of a version."""
+        """Push the weights of a version, and push them again, as the trainer does, if a busy replica was left out."""
         policy = policy or self.policy(version)
         result = await self.sender.push(weights_of(policy), policy_version=version)
+        for _ in range(_MORE_PUSHES):
+            if result.is_confirmed:
+                break
+            await asyncio.sleep(1)
+            result = await self.sender.push(weights_of(policy), policy_version=version)
         assert result.is_confirmed, result.failed
         return result
 

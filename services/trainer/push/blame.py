@@ -127,7 +127,7 @@ async def all_stay(
     async def watch() -> dict[str, str]:
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
-            if gone := await ask():
+            if await ask() and (gone := await ask()):  # a busy member may be silent for a few seconds
                 return gone
 
     sent = asyncio.create_task(sending, name="push broadcast")
