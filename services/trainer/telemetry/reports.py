@@ -9,6 +9,7 @@ Metric names are TRL's names in trackers, with the prefix ``train/`` or ``eval/`
 every step. Reports can neither stop nor slow down the run.
 """
 
+import contextlib
 import logging
 import math
 import sys
@@ -116,8 +117,9 @@ class Reports:
 
     def _report_completions(self, step: int, groups: Sequence[TrainedGroup]) -> None:
         table = completions_table(groups, step=step, unique_prompts=self._config.log_unique_prompts)
-        sys.stderr.write(rendered(table, step=step, num_rows=self._config.num_completions_to_print))
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the log is a file, and its disk may be full
+            sys.stderr.write(rendered(table, step=step, num_rows=self._config.num_completions_to_print))
+            sys.stderr.flush()
         # If the rank dies, the last line of its log is quoted, and should be a sentence.
         log.info("the table above has completions of step %d", step)
         self._put({"kind": "completions", "step": step, "columns": table.columns, "rows": table.rows})

@@ -1,8 +1,10 @@
 """Trackers get every report once through their own libraries, and they cannot stop, slow or outlive a run."""
 
 import asyncio
+import errno
 import importlib
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -242,6 +244,17 @@ def test_completions_are_printed_and_reported_as_a_table(tmp_path: Path, capsys:
     (path,) = (tmp_path / "reports" / "wandb").glob("offline-run-*/files/media/table/*.json")
     media = json.loads(path.read_text())
     assert [dict(zip(media["columns"], row, strict=True)) for row in media["data"]] == expected
+
+
+def test_a_table_that_a_full_disk_does_not_take_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str, /) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = reports(tmp_path, log_completions=True)
+    monkeypatch.setattr(sys, "stderr", Full())
+    told.step(1, {"loss": 1.0}, [one_group(number=0)])
+    told.close()
 
 
 def test_completions_are_a_markdown_table_in_tensorboard(tmp_path: Path) -> None:
