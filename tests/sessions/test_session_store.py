@@ -132,6 +132,7 @@ async def test_the_recordings_are_gone_once_the_group_is_withdrawn(
 
 async def test_the_recordings_are_gone_with_their_run(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
     store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
+    await redis.hset(run_keys.started, "00000000", "1:3")  # as a claim does
     await store.record(0, 0, turn(0))
     await RunStore(redis).delete(run_keys.run_id)
     assert await redis.keys(f"headrace:{{{run_keys.run_id}}}:*") == []
