@@ -216,8 +216,8 @@ def test_the_buffer_is_never_in_an_expandable_segment_which_others_may_not_be_al
     chosen: str, meanwhile: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_to: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: chosen)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_to.append)
+    monkeypatch.setattr("torch._C._accelerator_getAllocatorSettings", lambda: chosen)
+    monkeypatch.setattr("torch._C._accelerator_setAllocatorSettings", set_to.append)
     monkeypatch.setattr(gloo_communicator, "_buffers", {})
 
     def empty(*_: object, **__: object) -> str:

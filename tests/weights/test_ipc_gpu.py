@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,16 +23,18 @@ def test_another_process_reads_what_is_copied_into_the_buffer(
     is_expandable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{is_expandable}")
+    binding: Any = cast("Any", torch)._C
+    binding._accelerator_setAllocatorSettings(f"expandable_segments:{is_expandable}")
     monkeypatch.setattr(gloo_communicator, "_buffers", {})
     # The second is larger than the buffer.
     named = [("a", torch.full((1000,), 0.5, device="cuda")), ("b", torch.ones(1000, 1000, device="cuda"))]
     communicator = IpcCommunicator(address="127.0.0.1", buffer_bytes=BUFFER_BYTES)
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    binding._accelerator_setAllocatorSettings("expandable_segments:False")
     (buffer,) = gloo_communicator._buffers.values()  # pyright: ignore[reportPrivateUsage]
+    cuda: Any = torch.cuda  # partly untyped
     (segment,) = [
         one
-        for one in torch.cuda.memory_snapshot()
+        for one in cuda.memory_snapshot()
         if one["address"] <= buffer.data_ptr() < one["address"] + one["total_size"]
     ]
     assert not segment["is_expandable"]

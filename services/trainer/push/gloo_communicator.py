@@ -198,7 +198,8 @@ def _without_expandable_segments() -> Generator[None]:
     Expandable segments, which the user may have chosen in PYTORCH_ALLOC_CONF, can only be mapped where the kernel
     allows pidfd_getfd, and it does not in most containers.
     """
-    binding: Any = torch._C  # noqa: SLF001  the only name it has
+    untyped: Any = torch  # partly
+    binding = untyped._C  # noqa: SLF001  the only name it has
     chosen: str = binding._accelerator_getAllocatorSettings()  # noqa: SLF001
     if _EXPANDABLE not in chosen:
         yield

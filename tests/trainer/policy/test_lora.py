@@ -359,7 +359,7 @@ def test_a_vision_tower_whose_layers_have_the_same_names_gets_no_adapters(
 
 
 def test_a_model_whose_head_is_called_decoder_gets_adapters_in_its_layers() -> None:
-    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     lm = ModernBertDecoderForCausalLM(ModernBertDecoderConfig(**sizes, num_attention_heads=2, pad_token_id=0))
     assert outside_decoder(lm) is None
     assert {name.rpartition(".")[2] for name in linear_layers(lm)} >= {"q_proj", "k_proj", "v_proj", "Wo"}
