@@ -293,8 +293,11 @@ def names_used(text: str, *, name: str) -> set[str]:
         symbol.get_name()
         for table in inside
         for symbol in table.get_symbols()
-        if symbol.is_referenced()
-        and (symbol.is_global() or table is module or (table.get_type() == "class" and symbol.is_assigned()))
+        if symbol.is_declared_global()  # `n += 1` is no reference
+        or (
+            symbol.is_referenced()
+            and (symbol.is_global() or table is module or (table.get_type() == "class" and symbol.is_assigned()))
+        )
     }
     return used - _OF_EVERY_MODULE
 

@@ -402,6 +402,23 @@ def counting() -> Callable[..., Any]:
     return counts
 
 
+num_calls = 0
+
+
+def counts_calls(completions: list[str], **_: Any) -> list[float]:
+    global num_calls
+    num_calls += 1
+    return [0.0 for _ in completions]
+
+
+def test_a_counter_that_is_only_added_to_goes_along() -> None:
+    module: dict[str, Any] = {}
+    exec(module_text({"counts_calls": counts_calls}), module)
+    for _ in range(2):
+        module["counts_calls"](["a"])
+    assert module["num_calls"] == 2
+
+
 def from_nowhere() -> Callable[..., Any]:
     namespace: dict[str, Any] = {}
     exec("def nowhere(completions, **_):\n    return [0.0]", namespace)
