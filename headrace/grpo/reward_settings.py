@@ -18,11 +18,18 @@ def reward_settings(script: Script, files: Files) -> dict[str, Any]:
     Raises:
         ArgumentError: A function or its tokenizer cannot be used.
     """
-    pairs = zip(script.reward_funcs, script.reward_processing_classes, strict=True)
-    found: dict[str, Any] = {
-        "reward_funcs": [_reward(function, it, files, number) for number, (function, it) in enumerate(pairs)]
-    }
-    kwargs = {name: _arguments_of_built_in(it, script.args) for it in script.reward_funcs if (name := _built_in(it))}
+    names: list[str] = []
+    kwargs: dict[str, dict[str, Any]] = {}
+    for number, (function, tokenizer) in enumerate(
+        zip(script.reward_funcs, script.reward_processing_classes, strict=True)
+    ):
+        built_in = _built_in(function)
+        given = {} if built_in is None else _arguments_of_built_in(function, script.args)
+        if built_in is not None and kwargs.setdefault(built_in, given) == given:
+            names.append(built_in)
+        else:  # a second one with other arguments is a function like any other
+            names.append(_reward(function, tokenizer, files, number))
+    found: dict[str, Any] = {"reward_funcs": names}
     if kwargs := {name: given for name, given in kwargs.items() if given}:
         found["reward_kwargs"] = kwargs
     return found
@@ -42,8 +49,6 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
         tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
         (name,) = reward_func_names([function], None)
         return files.once("model", function, lambda inputs: inputs.model(function, tokenizer, name=name))
-    if (built_in := _built_in(function)) is not None:
-        return built_in
     return files.function(function, otherwise=f"reward_{number}")
 
 
@@ -53,7 +58,9 @@ def _built_in(function: Any) -> str | None:
 
     name = str(getattr(function, "__name__", ""))
     # Not the function's own __module__: functools.wraps gives it to functions around it.
-    home = function.__globals__["__name__"] if isinstance(function, FunctionType) else type(function).__module__
+    home = (
+        str(function.__globals__.get("__name__")) if isinstance(function, FunctionType) else type(function).__module__
+    )
     return name if home.startswith("trl.rewards") and name in BUILT_INS else None
 
 

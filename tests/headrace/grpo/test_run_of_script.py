@@ -12,6 +12,7 @@ import pytest
 
 from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.live_model import LiveModel
+from headrace.grpo.reward_settings import reward_settings
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import evaluation_settings, training_settings
 from headrace.grpo.script import Files, Script
@@ -203,6 +204,31 @@ def test_rewards_that_trls_factories_make_keep_their_arguments(files: Files) -> 
     script = replace(script, reward_funcs=[Punishment(1000)], reward_processing_classes=[None])
     with pytest.raises(ValueError, match=r"counts from 1000 tokens, .* max_completion_length, which is 1280"):
         training_settings(script, files)
+
+
+def test_two_rewards_of_one_factory_are_two_functions(monkeypatch: pytest.MonkeyPatch, files: Files) -> None:
+    written: list[Any] = []
+
+    def write(function: Any, *, otherwise: str) -> str:
+        written.append(function)
+        return f"uploaded:{otherwise}"
+
+    monkeypatch.setattr(files, "function", write)
+    first, second, third = Penalty(), Penalty(), Penalty()
+    second.ngram_size = 20
+    script = replace(make_script(), reward_funcs=[first, second, third], reward_processing_classes=[None] * 3)
+    settings = reward_settings(script, files)
+    assert settings["reward_funcs"] == ["repetition_penalty_reward", "uploaded:reward_1", "repetition_penalty_reward"]
+    assert settings["reward_kwargs"] == {"repetition_penalty_reward": {"ngram_size": 5, "max_penalty": -0.2}}
+    assert written == [second]
+
+
+def test_a_function_whose_source_is_unknown_is_refused_with_the_reason(files: Files) -> None:
+    namespace: dict[str, Any] = {}
+    exec("def nowhere(completions, **_):\n    return [0.0]", namespace)
+    script = replace(make_script(), reward_funcs=[namespace["nowhere"]], reward_processing_classes=[None])
+    with pytest.raises(ValueError, match="the source of nowhere is not available"):
+        reward_settings(script, files)
 
 
 def test_tables_of_run_options_are_put_together_with_those_of_trls_options(files: Files) -> None:
