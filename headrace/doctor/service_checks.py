@@ -31,7 +31,7 @@ class Service:
     Args:
         kind: Trainer, rewarder, sessions or generator.
         name: The service's name in findings.
-        url: Its base URL, without a trailing slash.
+        url: Base URL of the service, without a trailing slash.
         is_found: Whether the address comes from Redis. Such an address may be unreachable from here without harm.
     """
 
@@ -144,8 +144,8 @@ def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
 
     Args:
         service: The service.
-        nobody: Its answer to a request without a key.
-        anybody: Its answer to a request with a wrong key.
+        nobody: The answer of the service to a request without a key.
+        anybody: The answer of the service to a request with a wrong key.
     """
     if nobody.status == anybody.status == HTTPStatus.UNAUTHORIZED:
         return ok(service.name, "asks for a key", "refuses requests without a key, or with a wrong one")
