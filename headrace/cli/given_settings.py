@@ -97,7 +97,7 @@ def _settings_of_directory(path: Path) -> dict[str, Any]:
         path: The run's directory, or the directory of one of its checkpoints.
 
     Raises:
-        UserError: There is no config.json of a run.
+        UserError: The config.json of a run is missing.
     """
     for directory in (path, path.parent, path.parent.parent):
         try:

@@ -54,7 +54,7 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
     """Return the log files that ``arguments.what`` names (a service, a run or nothing), sorted.
 
     Raises:
-        UserError: There is no such log on this machine.
+        UserError: This machine does not have such a log.
         HeadraceApiError: The run API cannot be reached, or several runs fit.
     """
     what: str | None = arguments.what

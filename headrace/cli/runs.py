@@ -237,7 +237,7 @@ def _entry(text: str) -> tuple[str, float | str | None]:
     """Parse ``NAME=VALUE``. The value is a number if it is one and not too large, None if empty, else the text.
 
     Raises:
-        UserError: There is no name or no equals sign.
+        UserError: The name or the equals sign is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:

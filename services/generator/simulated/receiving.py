@@ -67,7 +67,7 @@ class NoTransfer:
         self._done_at = 0.0
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Do nothing, because without bytes to move there is no communicator."""
+        """Do nothing: without bytes to move, a communicator is not needed."""
 
     def receive(self, what: dict[str, Any]) -> None:
         """Be busy for as long as receiving these parameters would take."""
@@ -78,7 +78,7 @@ class NoTransfer:
         self._done_at = time.monotonic() + num_bytes / self._bytes_per_s
 
     def progress(self) -> Progress:
-        """Return the phase ``receiving`` until the simulated time has passed, then ``idle``. There is no checksum."""
+        """Return the phase ``receiving`` until the simulated time has passed, then ``idle``, without a checksum."""
         return Progress(RECEIVING if time.monotonic() < self._done_at else IDLE, None, None)
 
     def leave(self) -> None:
@@ -89,7 +89,7 @@ class NoTransfer:
         """Do nothing, because nothing was received."""
 
     def load(self) -> None:
-        """Do nothing, because there is no model."""
+        """Do nothing, because nothing is loaded."""
 
 
 class SimulatedReceivingEngine:
@@ -118,7 +118,7 @@ class SimulatedReceivingEngine:
 
     @property
     def device_uuid(self) -> str | None:
-        """None: there is no GPU."""
+        """None, because a GPU is not used."""
         return None
 
     @property
@@ -141,7 +141,7 @@ class SimulatedReceivingEngine:
         """Do nothing, because there is nothing to release."""
 
     async def pause(self, *, keep_cache: bool) -> None:
-        """Pause decoding. ``keep_cache`` has no effect, because there is no KV cache."""
+        """Pause decoding. ``keep_cache`` has no effect, because a KV cache is not simulated."""
         del keep_cache
         self._engine.pause()
 
@@ -164,11 +164,11 @@ class SimulatedReceivingEngine:
         return self._label
 
     async def load_adapter(self, directory: Path) -> None:
-        """Do nothing, because there is no model."""
+        """Do nothing, because nothing is loaded."""
         del directory
 
     async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
-        """Refuse the probe, because there are no weights to score it with.
+        """Refuse the probe, because it cannot be scored without weights.
 
         Raises:
             RuntimeError: Always.

@@ -191,11 +191,11 @@ class SimulatedEngine:
         self._set_timer()
 
     def first_window(self, config: RunConfig) -> int:
-        """Return the initial limit of groups in flight: the run's maximum, because there is no KV cache to overfill."""
+        """Return the initial limit of groups in flight: the run's maximum, without a KV cache to overfill."""
         return config.max_inflight_groups
 
     def take_load(self) -> EngineLoad:
-        """Return the current numbers of running and waiting requests. There is no KV cache to report on."""
+        """Return the current numbers of running and waiting requests. A KV cache is not simulated."""
         return EngineLoad(num_running=self._clock.num_admitted, num_waiting=self._clock.num_waiting)
 
     def close(self) -> None:
