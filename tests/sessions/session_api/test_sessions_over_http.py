@@ -22,6 +22,15 @@ async def ask(client: Any, messages: list[Any], **more: Any) -> Any:
     return await client.chat.completions.create(model="any", messages=messages, **more)
 
 
+async def ask_and_leave(session: dict[str, Any]) -> None:
+    """Ask for a turn, and disconnect after half a second without an answer."""
+    headers = {"authorization": f"Bearer {session['api_key']}"}
+    body = {"model": "any", "messages": QUESTION}
+    async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(f"{session['base_url']}/chat/completions", json=body, timeout=0.5)
+
+
 async def test_openais_client_plays_a_session_with_a_tool() -> None:
     def policy(request: TurnRequest) -> ChatMessage:
         return assistant("", call("add", '{"a": 2}')) if len(request.messages) == 1 else assistant("4")
@@ -67,11 +76,7 @@ async def test_a_client_that_was_cut_off_in_mid_turn_gets_the_same_turn_when_it_
     async with serving() as service:
         service.generators.may_answer.clear()
         session = await service.open()
-        headers = {"authorization": f"Bearer {session['api_key']}"}
-        body = {"model": "any", "messages": QUESTION}
-        async with httpx.AsyncClient(trust_env=False, headers=headers) as cut:
-            with pytest.raises(httpx.ReadTimeout):
-                await cut.post(f"{session['base_url']}/chat/completions", json=body, timeout=0.5)
+        await ask_and_leave(session)
         assert len(service.generators.requests) == 1
         async with service.client(session) as client:
             again = [asyncio.create_task(ask(client, QUESTION)) for _ in range(2)]
@@ -88,11 +93,7 @@ async def test_a_client_that_has_gone_no_longer_counts_among_the_turns() -> None
     async with serving(max_turns=1) as service:
         service.generators.may_answer.clear()
         session = await service.open()
-        headers = {"authorization": f"Bearer {session['api_key']}"}
-        body = {"model": "any", "messages": QUESTION}
-        async with httpx.AsyncClient(trust_env=False, headers=headers) as cut:
-            with pytest.raises(httpx.ReadTimeout):
-                await cut.post(f"{session['base_url']}/chat/completions", json=body, timeout=0.5)
+        await ask_and_leave(session)
         async with service.client(session, max_retries=2) as client:  # the service may notice it a moment later
             again = asyncio.create_task(ask(client, QUESTION))
             refused, _ = await asyncio.wait({again}, timeout=4)
