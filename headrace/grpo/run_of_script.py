@@ -195,9 +195,13 @@ def _require_known_environments(environment_factory: Any, data: Any) -> None:
 
 
 def _options(args: GRPOConfig) -> dict[str, Any]:
-    """Return the options that the script gave, or that have another value than the default."""
+    """Return the options that the script gave, or that have another value than the default.
+
+    Options that follow from others are left out: a run has its own rules for them.
+    """
     default = GRPOConfig()
-    values = {option.name: getattr(args, option.name) for option in fields(GRPOConfig) if option.name != "run_options"}
+    names = [it.name for it in fields(GRPOConfig) if it.name != "run_options" and not args.is_derived(it.name)]
+    values = {name: getattr(args, name) for name in names}
     return {name: it for name, it in values.items() if it != getattr(default, name) or name in args.given}
 
 

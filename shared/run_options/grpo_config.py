@@ -314,11 +314,34 @@ class GRPOConfig:
             elif value is None and option.name not in NULL_MEANS:
                 made = None if option.default_factory is MISSING else option.default_factory()
                 setattr(self, option.name, made if option.default is MISSING else option.default)
+        if self.eval_strategy == "steps" and not self.eval_steps and self.logging_steps > 0:
+            self.eval_steps = self.logging_steps
+        for name, value in self._following().items():
+            if getattr(self, name) is None or name == "do_eval":
+                setattr(self, name, value)
+
+    def _following(self) -> dict[str, Any]:
+        """Return the options that follow from others, as in transformers, but for the metric: a run has no loss."""
+        following: dict[str, Any] = {}
+        if self.eval_strategy != "no":
+            following["do_eval"] = True
+        if self.load_best_model_at_end:
+            from shared.run_options.keeping import DEFAULT_BEST_METRIC  # it imports pydantic
+
+            following["metric_for_best_model"] = DEFAULT_BEST_METRIC
+        if metric := self.metric_for_best_model or following.get("metric_for_best_model"):
+            following["greater_is_better"] = not metric.endswith("loss")
+        return following
 
     @property
     def given(self) -> frozenset[str]:
         """Names of the options that the constructor was given. Empty if it was given all, as by a parser."""
         return frozenset(self.__dict__.get("_given", ()))
+
+    def is_derived(self, name: str) -> bool:
+        """Return whether an option was left out and has the value that follows from others, as ``do_eval`` may."""
+        following = self._following()
+        return name in following and name not in self.given and following[name] == getattr(self, name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as a dict. Secret tokens are replaced by their option's name, as in transformers."""

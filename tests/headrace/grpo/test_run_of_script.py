@@ -129,6 +129,17 @@ def test_an_option_that_a_run_cannot_have_is_a_value_error_as_in_trl(files: File
             settings_of(script, files)
 
 
+def test_options_that_follow_from_others_are_left_to_the_run(files: Files) -> None:
+    options: dict[str, Any] = {"eval_strategy": "steps", "logging_steps": 4, "load_best_model_at_end": True}
+    script = make_script(max_steps=8, **options)
+    for args in (script.args, replace(script.args, run_options={})):
+        settings, notes = training_settings(replace(script, args=args), files)
+        assert settings["eval_steps"] == 4
+        assert parse_run_config(settings).best_metric_name == "eval_reward"
+        assert any(note.startswith("metric_for_best_model: eval_reward") for note in notes)
+        assert not any(note.startswith("do_eval") for note in notes)
+
+
 def even(number: int) -> bool:
     """Return whether a number is even.
 

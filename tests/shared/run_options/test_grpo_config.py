@@ -3,7 +3,7 @@
 import inspect
 import json
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -93,6 +93,34 @@ def test_callbacks_and_trackers_read_what_transformers_arguments_have() -> None:
     assert (config.world_size, config.process_index, config.local_process_index, config.n_gpu) == (1, 0, 0, 0)
     assert (config.should_save, config.should_log) == (True, True)
     assert (config.train_batch_size, config.eval_batch_size) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "follow"),
+    [
+        ({}, {"do_eval": False, "eval_steps": None, "metric_for_best_model": None, "greater_is_better": None}),
+        ({"eval_strategy": "steps", "logging_steps": 5}, {"do_eval": True, "eval_steps": 5}),
+        ({"eval_strategy": "steps", "eval_steps": 3}, {"do_eval": True, "eval_steps": 3}),
+        ({"eval_strategy": "epoch"}, {"do_eval": True, "eval_steps": None}),
+        ({"load_best_model_at_end": True}, {"metric_for_best_model": "eval_reward", "greater_is_better": True}),
+        ({"metric_for_best_model": "reward"}, {"greater_is_better": True}),
+        ({"metric_for_best_model": "reward", "greater_is_better": False}, {"greater_is_better": False}),
+    ],
+)
+def test_options_follow_from_others(options: dict[str, Any], follow: dict[str, Any]) -> None:
+    config = GRPOConfig(**options)
+    assert {name: getattr(config, name) for name in follow} == follow
+    assert not any(config.is_derived(name) for name in follow if name in options)
+    for again in (GRPOConfig(**vars(config)), replace(config, run_options={})):
+        assert again == config
+    assert replace(config, run_options={}).is_derived("do_eval") is config.do_eval
+
+
+def test_a_derived_option_that_is_set_later_counts() -> None:
+    config = GRPOConfig(load_best_model_at_end=True)
+    assert config.is_derived("greater_is_better")
+    config.greater_is_better = False
+    assert not config.is_derived("greater_is_better")
 
 
 def test_scripts_ask_the_options_for_the_place_of_their_process(monkeypatch: pytest.MonkeyPatch) -> None:

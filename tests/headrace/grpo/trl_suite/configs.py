@@ -50,7 +50,7 @@ def main() -> int:
 def note_names(options: dict[str, Any]) -> list[str]:
     """Return the notes of a configuration. Raises UserError if it is refused."""
     default, args = GRPOConfig(), GRPOConfig(**options)
-    chosen = {field.name: getattr(args, field.name) for field in fields(args)}
+    chosen = {field.name: getattr(args, field.name) for field in fields(args) if not args.is_derived(field.name)}
     chosen = {name: value for name, value in chosen.items() if value != getattr(default, name)}
     num_rewards = len(chosen.get("reward_weights") or [1])
     rewards = ["accuracy_reward", *(f"rewards:f{number}" for number in range(1, num_rewards))]
