@@ -12,8 +12,9 @@ Gradients are summed in float32 over the ranks, not averaged: the losses are alr
 
 import contextlib
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
+import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
+
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def load_policy_on(
@@ -80,9 +83,11 @@ def shard(module: nn.Module, config: RunConfig, *, ranks: Ranks, device: torch.d
 
     Raises:
         UserError: The model's decoder layers cannot be identified.
+        RankLostError: Not every rank came in time.
         RuntimeError: A rank is gone.
     """
     lm: Any = cast(Any, module).lm
+    set_dtypes_of_first_rank(module, ranks)
     full = {name: parameter.detach() for name, parameter in module.named_parameters()} if ranks.rank == 0 else {}
     options: Any = {"mesh": ranks.mesh, "reshard_after_forward": config.fsdp_reshard_after_forward}
     for _, layer in decoder_layers(lm):
@@ -115,6 +120,22 @@ def decoder_layers(lm: Any) -> list[tuple[str, nn.Module]]:
             field="nproc_per_node",
         )
     return found
+
+
+def set_dtypes_of_first_rank(module: nn.Module, ranks: Ranks) -> None:
+    """Convert weights and buffers to rank 0's dtypes, so that broadcasts have one size. Call it on every rank.
+
+    A few architectures have other dtypes when they are built from a config than when their weights are loaded. Integers
+    and dtypes below 16 bits stay.
+
+    Raises:
+        RankLostError: Not every rank came in time.
+    """
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    own = [_FLOATS.index(tensor.dtype) if tensor.dtype in _FLOATS else -1 for _, tensor in named]
+    for (_, tensor), number in zip(named, ranks.gather(np.array(own, dtype=np.float64))[0], strict=True):
+        if number >= 0:
+            tensor.data = tensor.data.to(_FLOATS[int(number)])
 
 
 def as_float(tensor: Tensor) -> float:

@@ -10,6 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.trainer.policy.lora import adapters
 from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.policy.ranks import Floats, RankLostError
+from services.trainer.policy.sharding import set_dtypes_of_first_rank, shard
 from shared.run_options.run_config import RunConfig
 from tests.kept_ports import kept_port
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_moe, make_tiny_tokenizer
@@ -183,6 +185,46 @@ def test_four_ranks_make_the_steps_of_one(configs: dict[str, RunConfig], alone: 
     write_configs(tmp_path, {"tied": configs["tied"]})
     run_group("tests.trainer.policy.sharded_steps", str(tmp_path), num_ranks=4, directory=tmp_path)
     assert_same_steps(tmp_path / "tied", alone / "tied")
+
+
+class RankOfTwo:
+    """One of two ranks, which sees what was exchanged before."""
+
+    size, mesh = 2, None
+
+    def __init__(self, rank: int, exchanged: list[Floats]) -> None:
+        self.rank, self.exchanged = rank, exchanged
+
+    def gather(self, array: Floats) -> list[Floats]:
+        self.exchanged.append(array)
+        return [*self.exchanged]
+
+
+def test_weights_built_from_a_config_get_the_dtypes_of_those_that_were_loaded() -> None:
+    loaded = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2).to(torch.bfloat16))
+    with torch.device("meta"):
+        built = torch.nn.Sequential(torch.nn.Linear(2, 2).to(torch.bfloat16), torch.nn.BatchNorm1d(2))
+    exchanged: list[Floats] = []
+    set_dtypes_of_first_rank(loaded, RankOfTwo(0, exchanged))
+    set_dtypes_of_first_rank(built, RankOfTwo(1, exchanged))
+    assert all(tensor.is_meta for tensor in built.state_dict().values())
+    dtypes = [{name: tensor.dtype for name, tensor in it.state_dict().items()} for it in (loaded, built)]
+    assert dtypes[0] == dtypes[1]
+    assert {torch.float32, torch.bfloat16} <= set(dtypes[0].values())
+
+
+class LostRanks(RankOfTwo):
+    """The other rank does not come."""
+
+    def gather(self, array: Floats) -> list[Floats]:
+        raise RankLostError("it did not come")
+
+
+def test_dtypes_are_exchanged_before_anything_is_sharded(configs: dict[str, RunConfig]) -> None:
+    module = torch.nn.Module()
+    module.lm = torch.nn.Linear(2, 2)
+    with pytest.raises(RankLostError):
+        shard(module, configs["tied"], ranks=LostRanks(0, []), device=CPU)
 
 
 @pytest.mark.long
