@@ -27,6 +27,10 @@ _RANK_STOP_GRACE = "HEADRACE_RANK_STOP_GRACE_S"
 _STOP_TIMEOUT_S = 15.0
 _OTHERS_END_S = 45.0
 """Time for the services that end after the trainer, and for Redis."""
+_TORCHRUN_VARIABLES = frozenset(
+    f"{prefix}{name}" for prefix in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")
+) | {"ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
+"""Variables that torchrun sets for its processes, besides TORCHELASTIC_*."""
 REDIS, TRAINER, REWARDER, SESSIONS, SIMULATED = "redis", "trainer", "rewarder", "sessions", "simulated"
 
 
@@ -224,8 +228,13 @@ def _fits_a_file(password: str) -> bool:
 
 
 def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
-    # The secrets in the user's environment are for other services.
-    inherited = {name: value for name, value in importable_environment().items() if name not in SECRETS}
+    # The secrets in the user's environment are for other services, and torchrun's variables describe the processes of
+    # the user's script: a training rank that had them would wait for ranks that do not exist.
+    inherited = {
+        name: value
+        for name, value in importable_environment().items()
+        if name not in SECRETS and name not in _TORCHRUN_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
     return {
         **inherited,
         "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,

@@ -160,6 +160,18 @@ def test_services_are_given_the_keys_here_and_not_files_with_keys_for_elsewhere(
         assert settings.redis_url.get_secret_value() == "redis://127.0.0.1:1/0"
 
 
+def test_services_of_a_script_under_torchrun_do_not_take_themselves_for_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_torchrun = ("RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_NAME", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    for name in of_torchrun:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TORCH_HOME", "/torch")
+    for spec in specs_of(UpSettings(tmp_path / "state")).values():
+        assert spec.environment.keys().isdisjoint(of_torchrun)
+        assert spec.environment["TORCH_HOME"] == "/torch"
+
+
 @pytest.mark.parametrize(
     ("url", "whole"),
     [
