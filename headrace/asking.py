@@ -91,7 +91,8 @@ class Asker:
         """Send GET requests for all pages of a list, following ``next_cursor``.
 
         Returns:
-            The first page, with the objects of all pages in the member named by ``items``, or the first failed answer.
+            The first page, with the objects of all pages in the member named by ``items``, or the first answer that is
+            an error or has no such list.
         """
         first = page = await self.get(url, key=key)
         found = page.objects(items)
@@ -99,7 +100,7 @@ class Asker:
             page = await self.get(
                 f"{url}{'&' if '?' in url else '?'}cursor={quote(str(page.get('next_cursor')))}", key=key
             )
-            if page.status != HTTPStatus.OK:
+            if page.status != HTTPStatus.OK or not isinstance(page.get(items), list):
                 return page
             found += page.objects(items)
         return first if page is first else replace(first, body={**first.body, items: found})

@@ -17,7 +17,7 @@ _MAX_ENDPOINTS = 50
 async def look_at_endpoints(name: str, url: str, asker: Asker, *, key: str) -> list[Finding]:
     """Return findings on the reward endpoints and functions of one rewarder; empty if it does not list them."""
     listed = await asker.get_all(f"{url}/v1/rewards", "reward_funcs", key=key)
-    if listed.status != HTTPStatus.OK:
+    if listed.status != HTTPStatus.OK or not isinstance(listed.get("reward_funcs"), list):
         return []  # reported by the checks of the service itself
     functions = listed.objects("reward_funcs")
     endpoints = [str(one.get("name")) for one in functions if one.get("kind") == "endpoint"]

@@ -46,7 +46,7 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str, long_gone: Colle
     """
     if not key:
         return LookedAtRuns([note("runs", "list", "not looked at: doctor has no API key for the trainer")])
-    listed = await asker.get_all(f"{api_url}/v1/runs?limit=1000", "runs", key=key)
+    listed = await asker.get_all(f"{api_url}/v1/runs?limit=100", "runs", key=key)
     if listed.status == HTTPStatus.UNAUTHORIZED:
         return LookedAtRuns([note("runs", "list", "not looked at: the trainer refuses doctor's API key")])
     if listed.status == HTTPStatus.FORBIDDEN:

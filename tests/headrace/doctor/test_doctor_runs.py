@@ -2,12 +2,14 @@
 
 import time
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from headrace.doctor.examination import examine
 from headrace.doctor.findings import FINE, PROBLEMS, exit_status
-from tests.headrace.doctor.doctor_rig import level, service, targets, wrong
+from tests.headrace.doctor.doctor_rig import ABOUT, level, service, targets, wrong
+from tests.headrace.scripted_api import Asked, serving
 from tests.kept_ports import kept_port
 
 
@@ -101,6 +103,31 @@ async def test_a_run_that_only_waits_is_fine_and_one_that_failed_lately_is_menti
     assert wrong(found) == {}
     assert (level(found, "run-a", "run"), level(found, "run-f", "run")) == ("ok", "note")
     assert "run-old" not in {finding.where for finding in found.findings}
+
+
+@pytest.mark.parametrize(("num_long", "expected"), [(0, "ok"), (500, "problem")])
+async def test_a_thousand_runs_with_long_reasons_are_listed_in_pages(num_long: int, expected: str) -> None:
+    runs: list[dict[str, Any]] = [
+        {"run_id": f"run-{number}", "status": "finished", "reason": "x" * (100_000 if number < num_long else 10_000)}
+        for number in range(1000)
+    ]
+    runs.reverse()
+    runs[-1] |= {"status": "failed", "ended_at_s": time.time() - 60}
+
+    def script(asked: Asked) -> Any:
+        if asked.path in ("/livez", "/readyz"):
+            return {}
+        if not asked.path.startswith("/v1/runs"):
+            return {"service": "trainer", **ABOUT}
+        query = parse_qs(urlsplit(asked.path).query)
+        first, num = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
+        more = {"next_cursor": str(first + num)} if first + num < len(runs) else {}
+        return {"runs": runs[first : first + num], **more}
+
+    with serving(script) as api:
+        found = await examine(targets(api_url=api.url))
+    assert level(found, "runs", "list") == expected
+    assert ("run-0" in {finding.where for finding in found.findings}) is (expected == "ok")
 
 
 async def test_a_run_that_a_user_paused_is_not_a_problem() -> None:
