@@ -77,6 +77,8 @@ class Progress(msgspec.Struct, frozen=True):
     """Up to 8 of the replicas that ``num_left_out`` counts, by id, each with the reason."""
     paused_s: float = 0.0
     """Seconds for which the run was paused so far, over all of its trainers."""
+    is_evaluating: bool = False
+    """Whether no step is made because of an evaluation, before the next step or after the last one."""
     disk_full: str = ""
     """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
     best: BestEvaluation | None = None

@@ -248,8 +248,19 @@ class RunStore:
         await self._write(run_id, {"progress": msgspec.json.encode(progress)})
 
     async def write_starting(self, record: RunRecord, doing: str) -> None:
-        """Write the current work of a training rank that does not train yet. The rest of the progress stays."""
-        progress = msgspec.structs.replace(record.progress, starting=doing, updated_at_s=time.time())
+        """Write the current work of a training rank that does not train yet.
+
+        The counts of the rank before it stay, but not its evaluation, its full disk and the replicas that it left out.
+        """
+        progress = msgspec.structs.replace(
+            record.progress,
+            starting=doing,
+            is_evaluating=False,
+            disk_full="",
+            num_left_out=0,
+            left_out={},
+            updated_at_s=time.time(),
+        )
         await self.write_progress(record.run_id, progress)
 
     async def current_run(self) -> str | None:

@@ -131,6 +131,7 @@ class Reporting:
             num_left_out=pushes.num_left_out,
             left_out=pushes.left_out(),
             paused_s=self._intake.pause.total_s(),
+            is_evaluating=self._is_evaluating(),
             disk_full=self._run.room.missing,
             best=None if self._best is None else self._best.seen(),
             epoch=BatchShape.of(self._run.config).groups(num_steps=step) / self._num_rows,
@@ -139,6 +140,11 @@ class Reporting:
         )
         await self._run.store.write_progress(self._run.keys.run_id, progress)
         await self.log.event("progress", {"step": progress.step, "waiting_for": progress.waiting_for})
+
+    def _is_evaluating(self) -> bool:
+        """Return whether training waits for an evaluation, or only an evaluation is left."""
+        is_trained = self._core.policy_version >= self._length.total_steps
+        return self._intake.evaluations.is_running and (is_trained or self._best is not None)
 
     def waited(self, waited_s: float) -> None:
         """Record ``waited_s`` seconds without training. A pause's time and tokens count in no duration or rate."""

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -37,7 +38,7 @@ from shared.redis.run_store import RunStore
 
 log = logging.getLogger(__name__)
 
-_REFRESH_S = 5.0
+_REFRESH_S, _FRESH_S = 5.0, 60.0
 _PATIENCE_S = 10.0
 DROPS_TO_WATCH = ("dead_letter", "stale", "unscorable")
 """Shown from the start with 0, so that the first drop is an increase and not a new series."""
@@ -157,6 +158,9 @@ class RunMetrics:
             "headrace_run_paused", "1 while it is paused, by a user or its rewards", "run_id", "by"
         )
         self._paused_s = self._gauge("headrace_run_paused_seconds", "How long it was paused so far", "run_id")
+        self._evaluating = self._gauge(
+            "headrace_run_evaluating", "1 while it makes no step because of an evaluation", "run_id"
+        )
         self._disk_free = self._gauge(
             "headrace_run_disk_free_bytes", "Free space on the disk of its directory", "run_id"
         )
@@ -167,7 +171,7 @@ class RunMetrics:
         self._of_the_current_run = (
             self._starts, self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed,
             self._depth, self._max_staleness, self._generators, self._serving, self._left_out, self._rewarders,
-            self._sessions, self._paused, self._paused_s, self._disk_free, self._disk_size,
+            self._sessions, self._paused, self._paused_s, self._evaluating, self._disk_free, self._disk_size,
         )  # fmt: skip
 
     def watch_keys(self, keyring: Keyring) -> None:
@@ -248,6 +252,8 @@ class RunMetrics:
         for by in ("user", "rewards"):
             self._paused.labels(run_id, by).set(record.pause is not None and record.pause.by == by)
         self._paused_s.labels(run_id).set(progress.paused_s)
+        is_fresh = time.time() - progress.updated_at_s < _FRESH_S  # the last word of a rank that hangs does not count
+        self._evaluating.labels(run_id).set(progress.is_evaluating and is_fresh)
 
     def _show_surroundings(self, record: RunRecord, around: Surroundings) -> None:
         for stream, depth in around.queues.model_dump().items():

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from services.trainer.groups.ledger import RUN_ENDED
 from services.trainer.loop.training_loop import TrainingLoop
 from shared.redis.keys import RunKeys
@@ -60,6 +62,48 @@ async def test_a_run_ends_early_with_its_best_checkpoint_kept(redis: Redis, tmp_
     assert (record.progress.best.step, record.progress.best.value) == (4, 0.75)
     assert record.progress.epoch == 8 * 2 / 20
     assert record.progress.num_tokens > 0
+
+
+async def test_the_progress_says_that_training_waits_for_an_evaluation(
+    redis: Redis, tmp_path: Path, tiny_model: Path
+) -> None:
+    await make_run(redis, tmp_path, tiny_model, max_steps=4, early_stopping_patience=5)
+    seen: list[tuple[str, bool]] = []
+
+    async def look(loop: TrainingLoop, when: str) -> None:
+        await loop.reporting.write_progress()
+        record = await RunStore(redis).get(RUN_ID)
+        assert record is not None
+        seen.append((when, record.progress.is_evaluating))
+
+    def looks(loop: TrainingLoop) -> None:
+        save, log_step = loop.outflow.save_for_evaluation, loop.reporting.step
+
+        async def save_for_evaluation() -> None:
+            await look(loop, "evaluation")
+            await save()
+
+        async def step(*arguments: Any) -> None:
+            await look(loop, "step")
+            await log_step(*arguments)
+
+        changed: Any = loop
+        changed.outflow.save_for_evaluation, changed.reporting.step = save_for_evaluation, step
+
+    await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=looks)
+    assert set(seen) == {("evaluation", True), ("step", False)}
+    record = await RunStore(redis).get(RUN_ID)
+    assert record is not None
+    stuck = replace(record.progress, is_evaluating=True, disk_full="space", num_left_out=1, left_out={"g": "late"})
+    await RunStore(redis).write_progress(RUN_ID, stuck)
+    record = await RunStore(redis).get(RUN_ID)
+    assert record is not None
+    await RunStore(redis).write_starting(record, "loading the model")
+    record = await RunStore(redis).get(RUN_ID)
+    assert record is not None
+    assert (record.progress.is_evaluating, record.progress.disk_full) == (False, ""), "it has only started again"
+    assert (record.progress.num_left_out, record.progress.left_out) == (0, {})
+    assert record.progress.step == 4
 
 
 async def test_a_trainer_that_resumes_counts_on_and_keeps_the_best_of_before(
