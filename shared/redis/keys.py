@@ -17,14 +17,16 @@
     headrace:{RUN}:completions         stream    read by consumer group "rewarders"
     headrace:{RUN}:scored              stream    read by consumer group "trainers"
     headrace:{RUN}:dead                stream of dead letters
-    headrace:{RUN}:seen:STREAM         set: group ids that entered that stream and are not yet acked or withdrawn
+    headrace:{RUN}:seen:STREAM         set: group ids that entered that stream and are not yet acked or withdrawn; gone
+                                       once the run has finished or was stopped
     headrace:{RUN}:leases:CONSUMERS    sorted set: consumer by lease expiry (ms, server clock)
     headrace:{RUN}:takers              sorted set: generators that share the prompts, by expiry (ms, server clock)
     headrace:{RUN}:generators          hash: replica id -> address, and its work before it serves the run
     headrace:{RUN}:refusals            hash: replica -> why it cannot serve this run
     headrace:{RUN}:started             hash: group id -> weights with which its sampling began (lineage.py)
     headrace:{RUN}:sessions:GROUP      hash: "ROLLOUT/ENTRY", both numbers -> turn or tool result of a group's sessions;
-                                       exists from the group's start (it is in `started`) until its hand-off or burial
+                                       exists from the group's start (it is in `started`) until its hand-off or burial,
+                                       or until the run has finished or was stopped
     headrace:{RUN}:required_version    the oldest weights with which a generator may take prompts (lineage.py)
     headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never authoritative
 

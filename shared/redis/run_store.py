@@ -4,6 +4,7 @@ Only the trainer service writes ``status``; generators and rewarders read it. Th
 the checkpoint is the authority on what was trained.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,9 @@ from shared.redis.run_lists import RunLists
 from shared.redis.run_record import TERMINAL, Progress, RunRecord, Status, decode_record
 from shared.run_options.run_config import RunConfig
 
-_PATIENCE_S = 60.0
+log = logging.getLogger(__name__)
+
+_PATIENCE_S, _CLEAN_S = 60.0, 5.0
 _MAX_READ = 100
 """Records read in one round trip."""
 
@@ -182,6 +185,8 @@ class RunStore:
     async def set_status(self, run_id: str, status: Status, *, reason: str = "", waits_for_room: bool = True) -> None:
         """Write the status of a run, with its reason and the time at which it was reached.
 
+        If the run can never go on, its groups are deleted. Groups of a failed run stay, because a user may resume it.
+
         Raises:
             NoRoomError: Redis has no room, and ``waits_for_room`` is False.
         """
@@ -192,6 +197,35 @@ class RunStore:
         await self.lists.enter(run_id, status, waits_for_room=waits_for_room)
         await self._write(run_id, fields, waits_for_room=waits_for_room)
         await self.lists.leave_others(run_id, status, waits_for_room=waits_for_room)
+        if status in ("finished", "stopped"):
+            try:
+                await self._delete_groups(RunKeys(run_id))
+            except (UnavailableError, ResponseError) as error:  # they cost only memory, until the run is deleted
+                log.warning(
+                    "the groups of run %s, which has ended, stay in Redis until it is deleted: %s", run_id, error
+                )
+
+    async def _delete_groups(self, keys: RunKeys) -> None:
+        """Delete a run's groups in all streams and the recordings of their sessions, but no dead letters.
+
+        The streams stay, as do their pending lists: services that have not noticed the end of the run may finish or
+        give back what they read. They may record more, so `delete` still has to know which groups were begun.
+        """
+        what = "deleting the groups of a run that has ended"
+        started = await patiently(
+            lambda: self._redis.hgetall(keys.started), what=what, timeout_s=_CLEAN_S, waits_for_room=False
+        )
+
+        async def delete() -> None:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for stream, _ in keys.consumer_groups():
+                    pipe.xtrim(stream, maxlen=0, approximate=False)
+                    pipe.delete(keys.seen(stream))
+                for group_id in started:
+                    pipe.delete(keys.sessions(group_id.decode()))
+                await pipe.execute()
+
+        await patiently(delete, what=what, timeout_s=_CLEAN_S, waits_for_room=False)
 
     async def change_config(self, record: RunRecord, config: RunConfig) -> None:
         """Replace the settings of a run.

@@ -45,7 +45,9 @@ async def test_a_run_is_made_led_and_forgotten(server: ChartRedis, run_config: R
         assert await RunStore(generator).current_run() == "run-acl"
         async with lease(trainer, leases=keys.leases(TRAINERS), consumer="trainer-0"):
             pass
-        await store.set_status("run-acl", "failed", reason="over")
+        await trainer.xadd(keys.prompts, {"group_id": "0", "payload": "x"})
+        await store.set_status("run-acl", "finished", reason="over")
+        assert await trainer.xlen(keys.prompts) == 0
         await store.delete("run-acl")
         assert await store.get("run-acl") is None
 

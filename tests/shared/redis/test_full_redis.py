@@ -181,7 +181,7 @@ async def test_a_full_disk_is_waited_for_as_full_memory_is(tmp_path: Path, run_c
 
         await wait_until_ready(client, timeout_s=120)
         assert await rewarder.read(count=1, block_s=0.05) == []
-        ending = asyncio.create_task(RunStore(client).set_status("run-disk", "stopped"))
+        ending = asyncio.create_task(RunStore(client).set_status("run-disk", "failed"))
         admit = (keys.epoch, keys.prompts, keys.seen(keys.prompts))
         admitting = asyncio.create_task(
             call(client, "headrace_admit_groups", keys=admit, args=(1, "2", b"x"), timeout_s=PATIENCE_S)

@@ -5,8 +5,11 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.redis.redis_connection import Redis
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis, call
+from shared.redis.run_record import Status
 from shared.redis.run_store import RunStore
+from shared.redis.streams import StreamConsumer
 from shared.run_options.run_config import RunConfig
 
 pytestmark = pytest.mark.unit
@@ -44,3 +47,41 @@ async def test_a_run_that_begins_before_its_creation_got_an_answer_is_not_queued
     monkeypatch.setattr(redis, "hset", lose_the_answer)
     record = await store.create("run-begun", run_config, run_dir="/runs/run-begun")
     assert record.status == "running"
+
+
+@pytest.mark.parametrize(("status", "is_kept"), [("finished", False), ("stopped", False), ("failed", True)])
+async def test_groups_of_a_run_that_can_never_go_on_leave_redis(
+    status: Status, is_kept: bool, redis: Redis, run_config: RunConfig
+) -> None:
+    """Services that have not noticed the end do no harm, and what they add is deleted with the run."""
+    store, keys = RunStore(redis), RunKeys("run-ended")
+    await store.create("run-ended", run_config, run_dir="/runs/run-ended")
+    for stream, _ in keys.consumer_groups():
+        for group_id in ("00000000", "00000001"):
+            await redis.xadd(stream, {"group_id": group_id, "payload": "x"})
+            await cast("Any", redis.sadd(keys.seen(stream), group_id))
+    await cast("Any", redis.hset(keys.started, "00000000", "1:0"))
+    await cast("Any", redis.hset(keys.sessions("00000000"), "0/0", "a turn"))
+    consumer = StreamConsumer(
+        redis,
+        stream=keys.prompts,
+        consumer_group=GENERATORS,
+        name="generator-0",
+        leases=keys.leases(GENERATORS),
+        dead=keys.dead,
+        keys_of=lambda group_id: (keys.sessions(group_id),),
+    )
+    first, second = await consumer.read(count=2)
+
+    await store.set_status("run-ended", status)
+    left = 2 if is_kept else 0
+    assert [await redis.xlen(stream) for stream, _ in keys.consumer_groups()] == [left] * 3
+    assert [await cast("Any", redis.scard(keys.seen(stream))) for stream, _ in keys.consumer_groups()] == [left] * 3
+    assert await redis.exists(keys.sessions("00000000")) == int(is_kept)
+
+    late = (GENERATORS, "generator-0", first.entry_id, "0/1", "late")
+    assert await call(redis, "headrace_record", keys=(keys.prompts, keys.sessions("00000000")), args=late) == 1
+    await second.hand_off(keys.completions, keys.seen(keys.completions), b"late")
+    await consumer.give_back()
+    await store.delete("run-ended")
+    assert await cast("Any", redis).keys("headrace:{run-ended}:*") == []
