@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -36,14 +37,17 @@ from headrace.local.service_specs import UpSettings, end_patience_s
 from headrace.local.state_dir import STATE_DIR_VARIABLE, Endpoint, StateDir, choose_state_dir
 from headrace.service_finder import ca_file_elsewhere, key_elsewhere
 from headrace.transfer_progress import progress
+from shared.errors import UserError
 
 INPUTS_VARIABLE = "HEADRACE_INPUTS_DIR"
-_ANSWER_S, _SUBMIT_S = 30.0, 300.0
+_ANSWER_S, _SUBMIT_S, _STARTING_S = 30.0, 300.0, 120.0
 
 _started: "dict[Path, subprocess.Popen[bytes]]" = {}
 """The launchers that this process started, by state directory."""
 _latest_run: dict[str, str] = {}
 """The id of the run that this process submitted last, by the run API's URL."""
+os.register_at_fork(after_in_child=_started.clear)  # a forked process has started nothing itself
+os.register_at_fork(after_in_child=_latest_run.clear)
 
 
 class InputDirs(NamedTuple):
@@ -92,7 +96,7 @@ class ScriptServices:
         """Return a temporary directory, which is deleted with this object or at the end of the process."""
         if self._own is None:
             self._own = Path(tempfile.mkdtemp(prefix="headrace-"))
-            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+            weakref.finalize(self, _remove, self._own, maker=os.getpid())
         return self._own
 
     def upload(self, path: Path) -> str:
@@ -119,6 +123,12 @@ class ScriptServices:
         return directory
 
 
+def _remove(directory: Path, *, maker: int) -> None:
+    """Remove a directory, unless this process was forked from its maker, which still needs it."""
+    if os.getpid() == maker:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def name_base(directory: Path, run: Run, *, base: str) -> None:
     """Set the base model in an adapter's configuration to ``base``, if it names the run's own copy of that model."""
     file = directory / "adapter_config.json"
@@ -137,7 +147,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
         say: Prints a line for the user.
 
     Raises:
-        UserError: No key is set for services elsewhere, or services here do not start.
+        UserError: No key is set for services elsewhere, or services here do not start within two minutes.
     """
     if url := os.environ.get("HEADRACE_URL"):
         shared_dir = os.environ.get(INPUTS_VARIABLE)
@@ -147,7 +157,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
         directory = Path(shared_dir).absolute() if shared_dir else None
         return ScriptServices(client, InputDirs(directory, directory / "functions") if directory else None)
     state = StateDir(resumed or choose_state_dir(None))
-    endpoint = _running(state)
+    endpoint = _running(state) or _wait_until_ready(state, say=say)
     if endpoint is None:
         if resumed is None and STATE_DIR_VARIABLE not in os.environ:
             state = StateDir(next(iter(_started), state.path / f"script-{_now()}-{os.getpid()}"))
@@ -168,7 +178,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
 
 def would_start_services() -> bool:
     """Return whether ``find_services`` would start services, because none are named and none run on this machine."""
-    return "HEADRACE_URL" not in os.environ and _running(StateDir(choose_state_dir(None))) is None
+    return "HEADRACE_URL" not in os.environ and _launched_endpoint(StateDir(choose_state_dir(None))) is None
 
 
 def begin_run(
@@ -243,10 +253,32 @@ def _now() -> str:
     return datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
 
 
-def _running(state: StateDir) -> Endpoint | None:
+def _launched_endpoint(state: StateDir) -> Endpoint | None:
+    """Return the addresses of services whose launcher is alive; they may still be starting."""
     endpoint = state.endpoint()
-    if endpoint is None or not process_table.is_alive(endpoint.launcher) or not endpoint.is_ready:
-        return None
+    return None if endpoint is None or not process_table.is_alive(endpoint.launcher) else endpoint
+
+
+def _running(state: StateDir) -> Endpoint | None:
+    endpoint = _launched_endpoint(state)
+    return None if endpoint is None or not endpoint.is_ready else endpoint
+
+
+def _wait_until_ready(state: StateDir, *, say: Callable[[str], None]) -> Endpoint | None:
+    """Wait for services that another process is starting. Return None if there are none, or their launcher has ended.
+
+    Raises:
+        UserError: They are not up after two minutes.
+    """
+    deadline, has_said = time.monotonic() + _STARTING_S, False
+    while (endpoint := _launched_endpoint(state)) is not None and not endpoint.is_ready:
+        if time.monotonic() > deadline:
+            up = f"`headrace up` in {state.path}"
+            raise UserError(f"{up} is not up after {_STARTING_S:g} s; its logs are in {state.logs}")
+        if not has_said:
+            say(f"waiting for `headrace up` in {state.path}, which is starting")
+            has_said = True
+        time.sleep(0.1)
     return endpoint
 
 

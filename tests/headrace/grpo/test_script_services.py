@@ -1,8 +1,10 @@
 """A script's services live as long as its process."""
 
+import os
 import subprocess
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from headrace.grpo.argument_error import ArgumentError
 from headrace.local import guarded_exec
 from headrace.local.state_dir import STATE_DIR_VARIABLE, StateDir
 from shared.errors import UserError
+from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Asked, problem, serving
 
 pytestmark = pytest.mark.unit
@@ -68,6 +71,50 @@ def test_services_outlive_the_thread_that_asked_for_them(processes: Processes) -
         process.wait(timeout=0.5)
     script_services.end_started()
     assert process.returncode is not None
+
+
+def test_services_that_another_process_is_starting_are_waited_for(
+    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = local_service(tmp_path, "http://127.0.0.1:1")
+    ready = state.endpoint()
+    assert ready is not None
+    state.write_endpoint(replace(ready, is_ready=False))
+    assert not script_services.would_start_services()
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        state.write_endpoint(ready)
+
+    services = script_services.find_services(say=say)
+    services.client.close()
+    assert said == [f"waiting for `headrace up` in {tmp_path}, which is starting"]
+    assert services.in_words == f"the services of `headrace up` in {tmp_path}"
+    monkeypatch.setattr(script_services, "_STARTING_S", 0.0)
+    state.write_endpoint(replace(ready, is_ready=False))
+    with pytest.raises(UserError, match="is not up after 0 s"):
+        script_services.find_services(say=said.append)
+    assert processes == []
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_leaves_services_and_files_to_its_parent(processes: Processes) -> None:
+    services = script_services.find_services(say=lambda _: None)
+    (process,), directory = processes, services.own_directory()
+    child = os.fork()
+    if child == 0:
+        del services
+        os._exit(len(vars(script_services)["_started"]))
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert process.poll() is None
+        assert directory.is_dir()
+    finally:
+        services.client.close()
+        script_services.end_started()
+    del services
+    assert not directory.exists()
 
 
 def test_a_process_has_one_set_of_services(tmp_path: Path, processes: Processes) -> None:
