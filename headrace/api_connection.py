@@ -37,6 +37,10 @@ class HeadraceApiError(HeadraceError):
         self.problem = dict(problem or {})
 
 
+class ServiceAwayError(HeadraceApiError):
+    """The service did not answer, or cannot be reached."""
+
+
 def _first_strange(key: str) -> str:
     return next(character for character in key if not (character.isascii() and character.isprintable()))
 
@@ -186,17 +190,17 @@ class ApiConnection:
         except httpx.HTTPError as error:
             raise self._away(error, self._timeout_s) from error
 
-    def _away(self, error: httpx.HTTPError, limit_s: float) -> HeadraceApiError:
+    def _away(self, error: httpx.HTTPError, limit_s: float) -> ServiceAwayError:
         if isinstance(error, httpx.TimeoutException):
             waited_s = _CONNECT_S if isinstance(error, httpx.ConnectTimeout) else limit_s
-            return HeadraceApiError(
+            return ServiceAwayError(
                 f"the {self._service} at {self._base_url} does not answer within {waited_s:g} s; "
                 "`headrace doctor` says more"
             )
         why = why_away(error, url=self._base_url)
         if why != str(error):
-            return HeadraceApiError(f"the {self._service} at {self._base_url} cannot be used: {why}")
-        return HeadraceApiError(
+            return ServiceAwayError(f"the {self._service} at {self._base_url} cannot be used: {why}")
+        return ServiceAwayError(
             f"the {self._service} at {self._base_url} cannot be reached ({why}); is `headrace up` running?"
         )
 

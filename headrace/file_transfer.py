@@ -19,7 +19,7 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.api_connection import ApiConnection, HeadraceApiError
+from headrace.api_connection import ApiConnection, HeadraceApiError, ServiceAwayError
 from shared.errors import UserError
 from shared.files.file_set import MAX_FILES, SetFile, is_hash, why_no_set
 
@@ -33,7 +33,6 @@ _MAX_PART_NAME_BYTES: Final = 200
 """Most bytes of a file's own name in the name of its part: a file name has at most 255 bytes."""
 _WORTH_A_RETRY = frozenset(
     {
-        None,
         HTTPStatus.REQUEST_TIMEOUT,
         HTTPStatus.TOO_MANY_REQUESTS,
         HTTPStatus.BAD_GATEWAY,
@@ -188,7 +187,7 @@ class _Patience:
 
     def wait_or_raise(self, error: HeadraceApiError) -> None:
         """Wait before the next try. Raise the error if it is not worth a retry, or if the minute is over."""
-        if error.status not in _WORTH_A_RETRY:
+        if not isinstance(error, ServiceAwayError) and error.status not in _WORTH_A_RETRY:
             raise error
         self.spend(error)
 
@@ -292,4 +291,4 @@ def _has_changed(source: Path) -> UserError:
 
 
 def _about(path: Path, done: str, error: HeadraceApiError) -> HeadraceApiError:
-    return HeadraceApiError(f"{path} cannot be {done}: {error}", status=error.status, problem=error.problem)
+    return type(error)(f"{path} cannot be {done}: {error}", status=error.status, problem=error.problem)

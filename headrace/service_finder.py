@@ -12,11 +12,13 @@ service's certificate: from HEADRACE_TLS_CA_FILE, or from the directory of `head
 import argparse
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.addresses import refuse_unless_http
+from headrace.api_connection import ServiceAwayError
 from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.known_keys import key_of_environment, unused_variables
 from headrace.local import process_table
@@ -119,7 +121,7 @@ def _readable_runs(state: StateDir) -> str:
     """
     if not any(state.runs.glob("*/config.json")):
         return _runs_of_scripts(state)
-    return f", or read its runs from their files with `headrace runs {state.runs}` and `headrace show {state.runs}/RUN`"
+    return f", or read its runs from their files with {_commands_for(state.runs)}"
 
 
 def _runs_of_scripts(state: StateDir) -> str:
@@ -131,10 +133,11 @@ def _runs_of_scripts(state: StateDir) -> str:
     if not found:
         return ""
     more = f" ({len(found) - 1} more in {state.path})" if len(found) > 1 else ""
-    return (
-        f", or read the runs of scripts from their files with `headrace runs {found[0]}` and "
-        f"`headrace show {found[0]}/RUN`{more}"
-    )
+    return f", or read the runs of scripts from their files with {_commands_for(found[0])}{more}"
+
+
+def _commands_for(runs: Path) -> str:
+    return f"`headrace runs {shlex.quote(str(runs))}` and `headrace show {shlex.quote(f'{runs}/RUN')}`"
 
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
@@ -158,7 +161,8 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
         )
     if error.status == _UNAUTHORIZED:
         return _refused(arguments)
-    if error.status is None and not hasattr(arguments, "rewarder_url") and not _url_elsewhere(arguments):
+    is_local = not hasattr(arguments, "rewarder_url") and not _url_elsewhere(arguments)
+    if is_local and isinstance(error, ServiceAwayError):
         return f"{error}{_readable_runs(StateDir(choose_state_dir(arguments.state_dir)))}"
     return str(error)
 

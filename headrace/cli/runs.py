@@ -64,7 +64,7 @@ def submit(arguments: argparse.Namespace) -> int:
             try:
                 return _watch(client, submission.run_id)
             except HeadraceApiError as error:
-                raise HeadraceApiError(f"{submission.run_id} was submitted, but cannot be watched: {error}") from error
+                raise type(error)(f"{submission.run_id} was submitted, but cannot be watched: {error}") from error
         terminal.say(f"follow it with `headrace watch {submission.run_id}`")
     return 0
 

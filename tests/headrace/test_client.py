@@ -135,6 +135,12 @@ def test_an_api_that_is_not_there_is_named_with_what_to_do() -> None:
     assert away.value.status is None
 
 
+def test_events_of_another_server_are_given_up_at_once() -> None:
+    with serving(lambda _: Answer(200, b"<html>")) as api, HeadraceClient(api.url, "k") as client:
+        assert "does not answer like a headrace run API" in str(refusal_of(lambda: [*client.events("run-a")]))
+        assert len(api.asked) == 1
+
+
 def test_an_api_that_does_not_answer_is_given_up() -> None:
     finished = threading.Event()
 

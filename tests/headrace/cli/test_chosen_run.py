@@ -2,11 +2,13 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.cli import command_line as cli
+from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Answer, Asked, problem, serving
 
 pytestmark = pytest.mark.unit
@@ -104,6 +106,25 @@ def test_a_run_that_has_not_begun_is_paused_and_stopped_by_name_only(
     assert said[0] == f"headrace: no run is training, and 2 are queued; name the run: headrace {command} RUN"
     assert [line.split()[0] for line in said[1:]] == ["queued-2", "queued-1"]
     assert {asked.path.partition("?")[0] for asked in api.asked} == {"/v1/runs"}
+
+
+def test_a_refusal_of_local_services_that_are_there_does_not_name_their_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADRACE_STATE_DIR", "HEADRACE_URL", "HEADRACE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(lambda asked: {"runs": WITH_QUEUE[:2], "next_cursor": None}) as api:
+        state = local_service(tmp_path / ".headrace", api.url)
+        (state.runs / "queued-1").mkdir(parents=True)
+        (state.runs / "queued-1" / "config.json").write_text("{}")
+        assert cli.main(["stop"]) == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].split()[0] == "queued-1"
+    assert "from their files" not in said
+    assert cli.main(["stop"]) == 1
+    said = capsys.readouterr().err
+    assert f"read its runs from their files with `headrace runs {state.runs}`" in said
 
 
 def test_one_queued_run_is_not_stopped_unless_it_is_named(
