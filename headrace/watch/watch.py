@@ -6,6 +6,7 @@
 Ctrl-C ends only the watching; the run goes on.
 """
 
+import os
 import queue
 import threading
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from headrace.api_connection import ServiceAwayError
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.event_stream import Event
 from headrace.watch import watch_view
@@ -63,7 +65,7 @@ def follow(
     ).start()
     follower = _Follower(client, watch, events, stall_s=stall_s, on_event=on_event, on_run=on_run)
     try:
-        if console.is_terminal or _draws_in_notebook(console):
+        if _redraws(console):
             _draw(follower, console)
         else:
             _print_lines(follower, console)
@@ -146,9 +148,9 @@ class _Follower:
                 take_all(self.watch, self._client)
                 self._take_all_at = time.monotonic() + _LINE_EVERY_S
         except HeadraceApiError as error:
-            is_refusal = error.status is not None and error.status < 500
+            is_away = isinstance(error, ServiceAwayError) or (error.status or 0) >= 500
             self._failing_since = time.monotonic() if self._failing_since is None else self._failing_since
-            if is_refusal or time.monotonic() - self._failing_since > _PATIENCE_S:
+            if not is_away or time.monotonic() - self._failing_since > _PATIENCE_S:
                 raise
 
     def _notice_stall(self) -> None:
@@ -170,9 +172,15 @@ def take_all(watch: RunWatch, runs: RunReader) -> None:
         watch.take_evaluation(evaluation)
 
 
-def _draws_in_notebook(console: Console) -> bool:
-    """Return whether the console is a notebook in which rich can redraw its output."""
-    return console.is_jupyter and find_spec("ipywidgets") is not None
+def _redraws(console: Console) -> bool:
+    """Return whether rich can redraw its output there: in a notebook with ipywidgets, or on a capable terminal.
+
+    FORCE_COLOR and TTY_COMPATIBLE make rich take files and pipes for terminals, as the logs of a CI are.
+    """
+    if console.is_jupyter:
+        return find_spec("ipywidgets") is not None
+    is_forced = any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE")) and not console.file.isatty()
+    return console.is_interactive and not is_forced
 
 
 def _draw(follower: _Follower, console: Console) -> None:

@@ -249,7 +249,28 @@ def test_an_unknown_run_is_refused_at_once() -> None:
         follow(client, "run-z", console=console())
 
 
-def test_on_a_terminal_the_picture_is_drawn() -> None:
+@pytest.mark.parametrize(
+    ("variables", "is_terminal"), [({"FORCE_COLOR": "1", "TERM": "xterm"}, None), ({"TERM": "dumb"}, True)]
+)
+def test_where_nothing_can_be_redrawn_lines_are_printed(
+    variables: dict[str, str], is_terminal: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ended = RUN | {"status": "finished", "started_at_s": 8.0, "ended_at_s": 14.0}
+    screen = Console(file=io.StringIO(), width=90, height=40, force_terminal=is_terminal)
+    with serving(script_of([RUN, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
+        follow(client, "run-a", console=screen)
+    assert "finished" in printed(screen)
+    assert "4 admitted = 4 trained + 0 dropped + 0 in flight" not in printed(screen)
+
+
+def test_on_a_terminal_the_picture_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     ended = RUN | {"status": "finished", "started_at_s": 8.0, "ended_at_s": 14.0}
     screen = Console(file=io.StringIO(), width=90, height=40, force_terminal=True)
     with serving(script_of([RUN, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
