@@ -91,14 +91,15 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Return the settings in ``NAME=VALUE`` texts. Values are read as in a YAML run file.
 
     Raises:
-        UserError: A text is not of this form, or its value is not YAML.
+        UserError: A text is not of this form, or its value is not YAML or does not exist in JSON.
     """
     settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise UserError(f"{text!r} is not a setting; write NAME=VALUE, such as learning_rate=1e-4")
-        settings[name.strip()] = _parse_yaml(value, Path(f"--set {name.strip()}"))
+        settings[name.strip()] = parsed = _parse_yaml(value, Path(f"--set {name.strip()}"))
+        _refuse_what_json_has_not(name.strip(), parsed, Path("--set"))
     return settings
 
 

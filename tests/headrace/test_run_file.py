@@ -186,9 +186,9 @@ def test_settings_on_the_command_line_are_read_as_in_a_yaml_file() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["learning_rate", "=3", "", "a=[1"])
-def test_an_assignment_without_a_value_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(UserError, match=r"write NAME=VALUE|not YAML"):
+@pytest.mark.parametrize("text", ["learning_rate", "=3", "", "a=[1", "a=.inf", "a=[.nan]", "a=!!binary aGk="])
+def test_an_assignment_that_cannot_be_a_setting_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(UserError, match=r"write NAME=VALUE|not YAML|--set: a is .*, which JSON does not have"):
         parse_settings([text])
 
 
