@@ -81,6 +81,8 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
         HeadraceApiError: The named run could not be read.
     """
     ran = None
+    if arguments.parameters is not None and arguments.parameters < 1:
+        raise UserError(f"--parameters {arguments.parameters:g} is less than one weight; write 0.6 billion as 6e8")
     if arguments.from_run:
         with service_finder.connect(arguments) as client:
             ran = read_run(client, arguments.from_run)

@@ -261,6 +261,7 @@ async def test_a_group_takes_the_memory_in_redis_that_is_planned_for(
         (["--model", "."], "has no config.json"),
         (["--model", "q8/config.json"], "the file q8/config.json does not exist; give the model's directory"),
         (["--parameters", "8e9", "--generator-gpus", "3", "--model", "MODEL"], "cannot be shared evenly"),
+        (["--parameters", "0.6"], "write 0.6 billion as 6e8"),
         (["run.yaml"], "there is no file run.yaml"),
         (["--model", "MODEL", "--set", "num_generatons=4"], "did you mean num_generations?"),
         (
