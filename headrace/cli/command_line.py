@@ -58,12 +58,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:
             sys.stderr.write(f"headrace: {error.filename}: {error.strerror}\n")
             return 1
+        if _has_lost_its_directory():
+            sys.stderr.write("headrace: the current directory no longer exists; cd to another one\n")
+            return 1
         if error.errno != errno.ENOSPC:
             raise
         _discard_output()
         sys.stderr.write(f"headrace: the output cannot be written: {error.strerror}\n")
         return 1
     return status
+
+
+def _has_lost_its_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _discard_output() -> None:

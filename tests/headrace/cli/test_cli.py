@@ -290,6 +290,20 @@ def test_a_run_is_paused_and_resumed_by_its_commands(
     assert capsys.readouterr().out.startswith(said)
 
 
+@pytest.mark.parametrize("command", ["runs", "down"])
+def test_a_current_directory_that_was_deleted_is_a_sentence(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    for name in ("HEADRACE_URL", "HEADRACE_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.main([command]) == 1
+    assert capsys.readouterr().err == "headrace: the current directory no longer exists; cd to another one\n"
+
+
 def test_output_that_finds_no_space_is_a_sentence(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
