@@ -12,6 +12,7 @@ memory for one copy of the weights suffices. The directory is either complete or
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +38,14 @@ from shared.files.disk_sync import sync
 log = logging.getLogger(__name__)
 
 MODEL = "model"
+_OF_A_MODEL = re.compile(
+    r".*\.(safetensors|model|jinja|tiktoken)|.*\.(safetensors|bin)\.index\.json|pytorch_model.*\.bin"
+    r"|(\w+_)?config\.json|(added_tokens|chat_template|merges|special_tokens_map|tekken|tokenizer|vocab)\.(json|txt)"
+    r"|README\.md|LICENSE.*|\.gitattributes"
+)
+"""Names of the files of a model, its tokenizer and its card."""
+_TEMPLATES = "additional_chat_templates"
+"""The directory with the chat templates of a tokenizer besides its default one."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -96,18 +105,32 @@ def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -
         raise UserError(f"{checkpoint} cannot be exported: {damage}. Use an older checkpoint")
     if not to.exists():
         return
-    if not to.is_dir() or not _is_replaceable(to):
-        raise UserError(f"{to} would be replaced, but contains other files than a model; give another directory")
+    if not to.is_dir():
+        raise UserError(f"{to} would be replaced, but is not a directory; give another one")
+    if strange := _strange_file(to, written=checkpoint / MODEL):
+        raise UserError(
+            f"{to} would be replaced, but contains other files than a model, such as {strange}; give another directory"
+        )
     if to.samefile(Path.cwd()):
         raise UserError(f"{to} would be replaced, but is the current directory; give another one")
 
 
-def _is_replaceable(directory: Path) -> bool:
-    """Whether a directory is empty or has only a model. Unlike a run's directory, a model has no subdirectories."""
-    there = list(directory.iterdir())
-    if any(path.is_dir() for path in there):
-        return False
-    return not there or holds_adapters(directory) or "model_type" in read_table(directory / "config.json")
+def _strange_file(directory: Path, *, written: Path) -> str:
+    """Return the name of something in a directory that does not belong to a model; "" if there is only a model.
+
+    What lies in ``written``, from which an export copies, belongs to a model.
+    """
+    there = sorted(directory.iterdir())
+    for path in there:
+        if (written / path.name).is_file() and path.is_file():
+            continue
+        if path.name == _TEMPLATES and path.is_dir() and not path.is_symlink():
+            if strange := [it.name for it in path.iterdir() if it.is_dir() or it.suffix != ".jinja"]:
+                return f"{_TEMPLATES}/{strange[0]}"
+        elif path.is_dir() or not _OF_A_MODEL.fullmatch(path.name):
+            return path.name
+    is_model = holds_adapters(directory) or "model_type" in read_table(directory / "config.json")
+    return "" if is_model or not there else there[0].name
 
 
 def _require_all_files(checkpoint: Path) -> None:
@@ -177,9 +200,9 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
 
 
 def _give_all_the_mode_of(written: Path) -> None:
-    """Give the files beside ``written`` its mode, which follows the umask. safetensors lets only the owner read."""
+    """Give all files in the directory of ``written`` its mode. safetensors lets only the owner read."""
     mode = written.stat().st_mode & 0o777
-    for path in written.parent.iterdir():
+    for path in written.parent.rglob("*"):
         if path.is_file():
             path.chmod(mode)
 
@@ -197,11 +220,13 @@ def _put_in_place(directory: Path, to: Path) -> None:
 
 
 def _copy_the_rest(source: Path, directory: Path) -> None:
-    """Copy everything but weights and their configs: tokenizer, chat template, generation config."""
+    """Copy everything but weights and their configs: tokenizer, chat templates, generation config."""
     for path in source.iterdir():
         is_written = path.name in ("config.json", CONFIG_FILE) or path.name.startswith(("shard-", "model."))
         if path.is_file() and not is_written:
             shutil.copy2(path, directory / path.name)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, directory / _TEMPLATES)
 
 
 def _check_mergeable(facts: RunFacts, *, is_adapter: bool) -> None:

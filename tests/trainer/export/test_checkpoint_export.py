@@ -87,6 +87,21 @@ def test_an_exported_model_computes_the_same_as_the_trainer_to_the_last_bit(tiny
     assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == ["model.safetensors"]
 
 
+def test_all_chat_templates_of_a_tokenizer_are_exported(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = {"default": "plain", "tool_use": "with tools"}
+    tokenizer.save_pretrained(model)
+    checkpoint, _ = saved_run(tmp_path / "run-1", model)
+    (checkpoint / "model" / "emoji.json").write_text("{}")  # as some tokenizers have
+    for _ in range(2):  # the second time, over the first
+        export.check_exportable(checkpoint, tmp_path / "out", is_verified=True)
+        export_checkpoint(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out" / "emoji.json").is_file()
+    assert load_tokenizer(str(tmp_path / "out")).chat_template == {"default": "plain", "tool_use": "with tools"}
+
+
 def test_the_newest_checkpoint_is_exported_although_the_training_prunes_the_one_that_is_read(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,7 +280,16 @@ def test_a_run_whose_options_are_damaged_keeps_its_model(tiny_model: Path, tmp_p
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
 
 
-MISTAKES = ("truncated", "not a checkpoint", "no checkpoints", "not empty", "a run", "here")
+MISTAKES = (
+    "truncated",
+    "not a checkpoint",
+    "no checkpoints",
+    "not empty",
+    "a run",
+    "a user's file",
+    "a user's template",
+    "here",
+)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -289,6 +313,15 @@ def test_a_mistake_is_refused_with_a_sentence_and_nothing_is_written(
         named, said = tmp_path / "run-1", "no complete checkpoint found"
     elif mistake == "a run":
         to, said = tmp_path / "run-1", "contains other files than a model"
+    elif mistake == "a user's file":
+        shutil.copytree(tiny_model, to)
+        (to / "headrace-run.json").write_text("{}")
+        said = "contains other files than a model, such as headrace-run.json"
+    elif mistake == "a user's template":
+        shutil.copytree(tiny_model, to)
+        (to / "additional_chat_templates").mkdir()
+        (to / "additional_chat_templates" / "notes.txt").touch()
+        said = "such as additional_chat_templates/notes.txt"
     elif mistake == "here":
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
