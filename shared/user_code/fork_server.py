@@ -119,6 +119,7 @@ def describe_exit(exit_code: int) -> str:
         "SIGKILL": " (if this was not on purpose, the machine or its container ran out of memory; the kernel's log "
         "says so)",
         "SIGXCPU": " (it used up its processor time)",
+        "SIGVTALRM": " (it used up its processor time)",
     }
     return f"it was killed by {name}{hints.get(name, '')}"
 

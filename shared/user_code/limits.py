@@ -1,9 +1,9 @@
 """The limits of a worker process, which it sets for itself before it runs user code."""
 
 import errno
-import math
 import os
 import resource
+import signal
 
 import msgspec
 
@@ -38,23 +38,24 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an exception, or its cause, says that the memory is used up."""
-    if error is None or isinstance(error, MemoryError):
-        return error is not None
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return True
-    if isinstance(error, (ImportError, RuntimeError)) and any(text in message_of(error) for text in _NO_MEMORY):
-        return True
-    return is_out_of_memory(error.__cause__)
+    """Return whether an exception, or one that caused it, says that the memory is used up."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # `raise error from error` is its own cause
+        seen.add(id(error))
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        if isinstance(error, (ImportError, RuntimeError)) and any(text in message_of(error) for text in _NO_MEMORY):
+            return True
+        error = error.__cause__
+    return False
 
 
 def limit_cpu(timeout_s: float) -> None:
-    """Limit the processor time of the next import or call, in case the service is gone and cannot end it."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    budget_s = timeout_s * (os.cpu_count() or 1) + _SPARE_CPU_S
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = math.ceil(used.ru_utime + used.ru_stime + budget_s)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    """Limit the processor time, in user mode, of the next import or call, in case the service cannot end it.
+
+    This is a timer and not RLIMIT_CPU, which processes that a function starts and keeps would inherit for good.
+    """
+    signal.setitimer(signal.ITIMER_VIRTUAL, timeout_s * (os.cpu_count() or 1) + _SPARE_CPU_S)
 
 
 def _limit(kind: int, value: int) -> None:

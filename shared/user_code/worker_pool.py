@@ -7,7 +7,7 @@
 A lane is a run, or the HTTP routes, for example. If a lane has many or slow calls, other lanes wait for a free worker,
 but not for that lane's whole queue. A function's deadline does not run while the call waits or while its module is
 imported: both have limits of their own. A call whose worker died is tried once more, because the cause is not known. A
-call that finds no memory beside the other modules of its worker is tried in another; the full worker is replaced.
+worker that finds no memory is replaced; if it has several modules, the call is tried in another.
 """
 
 import asyncio
@@ -211,10 +211,13 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         except BaseException:  # cancelled: the run is over, and the answer is not needed
             self._in_background(self._discard(worker, reason="cancelled"))
             raise
-        if answer.is_out_of_memory and worker.has_several:
+        if answer.is_out_of_memory:  # what fills the worker may be in the globals of its modules
+            has_several = worker.has_several
             self._in_background(self._discard(worker, reason="renewed"))
-            raise _FullError
-        self._release(worker)
+            if has_several:
+                raise _FullError
+        else:
+            self._release(worker)
         if isinstance(answer, Refused):
             raise CallFailure("error", answer.detail)
         return answer, seconds

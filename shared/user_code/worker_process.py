@@ -65,6 +65,8 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         self._writer = writer
         self._ending: asyncio.Task[str] | None = None
         self._versions: set[str] = set()
+        self._modules: set[str] = set()
+        """The versions of modules that were called, or the modules' names if they have no version."""
         self._files: dict[str, SourceFile] = {}
         self.generation = 0
 
@@ -105,7 +107,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
     @property
     def has_several(self) -> bool:
         """Whether the worker has several modules or versions in memory, which share its memory limit."""
-        return len(self._versions) > 1
+        return len(self._modules) > 1
 
     def give(self, sources: Sources) -> Sources | None:
         """Note that the worker gets this version. Return it if it must be sent, or None if the worker has it."""
@@ -122,6 +124,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
             CallFailure: A deadline passed, or the worker broke the protocol. The worker must be killed.
             WorkerDiedError: The worker died, or was stopped.
         """
+        self._modules.add(task.version or task.function.partition(":")[0])
         try:
             async with asyncio.timeout(task.import_timeout_s):
                 await self.send(task)

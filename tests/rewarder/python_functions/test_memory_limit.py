@@ -33,6 +33,13 @@ def size(completions, **_):
     return [float(len(table)) for _ in completions]
 """
 
+KEEPING = """
+kept = []
+def keeps(completions, **_):
+    kept.append(bytes(1500 << 20))
+    return [1.0 for _ in completions]
+"""
+
 UNMAPPED = """
 raise ImportError("libtorch.so: failed to map segment from shared object")
 """
@@ -59,6 +66,12 @@ async def test_a_library_that_finds_no_memory_names_the_limit_too(metrics: Rewar
     assert refused == Refused(f"importing unmapped_rewards failed: {says} {LIMIT}")
 
 
+def its_own_cause(error: Exception) -> Exception:
+    """Return an exception as after ``raise error from error``."""
+    error.__cause__ = error
+    return error
+
+
 def raised_from(cause: Exception) -> UserError:
     error = UserError("importing it failed")
     error.__cause__ = cause
@@ -76,6 +89,8 @@ def raised_from(cause: Exception) -> UserError:
         (ValueError("a completion said: can't allocate memory"), False),
         (raised_from(MemoryError()), True),
         (raised_from(ValueError()), False),
+        (its_own_cause(ValueError()), False),
+        (raised_from(its_own_cause(MemoryError())), True),
     ],
 )
 def test_what_python_the_linker_and_torch_raise_is_out_of_memory(error: Exception, is_one: bool) -> None:
@@ -92,3 +107,16 @@ async def test_a_module_that_finds_no_memory_beside_others_gets_a_worker_of_its_
             functions = [WeightedFunction(f"table_{number}:size")]
             ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")
             assert (outcome.outcome, outcome.value) == ("scored", 1500 << 20), outcome.detail
+
+
+async def test_a_worker_that_its_own_module_has_filled_is_replaced(metrics: RewarderMetrics, tmp_path: Path) -> None:
+    (tmp_path / "keeping_rewards.py").write_text(KEEPING)
+    functions = [WeightedFunction("keeping_rewards:keeps")]
+    said: list[str] = []
+    async with pool_and_scorer(metrics, RewardTasks(Places((str(tmp_path),)))) as (_, scorer):
+        for _ in range(10):  # two workers of 4 GiB, for two calls each
+            ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")
+            said.append(outcome.outcome)
+    assert said[0] == "scored"
+    assert "error" in said, said
+    assert "scored" in said[said.index("error") + 2 :], said

@@ -9,6 +9,7 @@ from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from services.sessions.tools.tool_tasks import ToolPool
 from services.sessions.tools.user_tools import UserTools
 from shared.errors import UserError
+from tests.eventually import eventually
 from tests.sessions.tools.conftest import CountedWorkers
 
 
@@ -64,7 +65,7 @@ async def test_all_async_calls_of_a_worker_share_an_event_loop(pool: ToolPool) -
 async def test_the_model_gets_the_error_of_a_tool_and_the_worker_goes_on(
     pool: ToolPool, workers: CountedWorkers
 ) -> None:
-    tools = await tools_of(pool, "fails", "fails_later", "exits", "multiply", "hog")
+    tools = await tools_of(pool, "fails", "fails_later", "exits", "multiply")
     for name, arguments, says in (
         ("fails", {"why": "no such city"}, "no such city"),
         ("fails_later", {"why": "no such city"}, "no such city"),
@@ -73,12 +74,21 @@ async def test_the_model_gets_the_error_of_a_tool_and_the_worker_goes_on(
         ("nothing", {}, "Tool nothing not found."),
         ("multiply", {"a": 1, "c": 2}, "multiply() got an unexpected keyword argument 'c'"),
         ("multiply", {}, "multiply() missing 1 required positional argument: 'a'"),
-        ("hog", {}, "MemoryError (a worker has 8192 MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"),
     ):
         with pytest.raises(ToolError) as raised:
             await tools.call(name, arguments)
         assert str(raised.value) == says
     assert not workers.replaced
+
+
+async def test_a_tool_that_finds_no_memory_says_so_and_its_worker_is_replaced(
+    pool: ToolPool, workers: CountedWorkers
+) -> None:
+    tools = await tools_of(pool, "hog")
+    with pytest.raises(ToolError) as raised:
+        await tools.call("hog", {})
+    assert str(raised.value) == "MemoryError (a worker has 8192 MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"
+    await eventually(lambda: workers.replaced == {"renewed": 1})
 
 
 async def test_an_error_with_the_model_s_words_in_its_message_is_logged_once(

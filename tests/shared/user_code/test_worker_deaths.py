@@ -210,6 +210,7 @@ async def test_an_unexpected_error_in_the_background_is_not_hidden(
         (-9, f"{KILLED} kernel's log says so)"),
         (-11, "it was killed by SIGSEGV"),
         (-24, "it was killed by SIGXCPU (it used up its processor time)"),
+        (-26, "it was killed by SIGVTALRM (it used up its processor time)"),
         (-150, "it was killed by signal 150"),
     ],
 )

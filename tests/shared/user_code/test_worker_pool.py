@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,6 +187,13 @@ async def test_the_processor_time_of_an_import_is_bounded_by_its_own_deadline(me
     (verdict,) = answer.verdicts
     assert verdict.value is not None
     assert verdict.value > 100_000.0
+
+
+async def test_a_process_that_a_function_starts_has_no_limit_of_processor_time(metrics: RewarderMetrics) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    async with one_worker(metrics) as pool:
+        answer, _ = await pool.call(user("processor_seconds_of_a_child"), ONE, lane="a", timeout_s=120)
+    assert answer.verdicts[0].value == max(soft, hard, 0), "no timer, and only the limits of this process"
 
 
 class Held:
