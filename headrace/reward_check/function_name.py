@@ -52,7 +52,8 @@ def named_function(text: str) -> NamedFunction:
             "A function is named FILE.py:FUNCTION"
         )
     if not is_file:
-        directories = [part for part in os.environ.get(REWARD_PATH_VARIABLE, "").split(os.pathsep) if part]
+        listed = os.environ.get(REWARD_PATH_VARIABLE, "").split(os.pathsep)
+        directories = [str(Path(part).resolve()) for part in listed if part]
         try:
             packages = parse_modules(os.environ.get(REWARD_MODULES_VARIABLE, ""))
         except ValueError as error:

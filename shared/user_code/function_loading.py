@@ -120,7 +120,7 @@ def _no_such_function(module: ModuleType, attribute: str, *, may_be_class: bool)
         name
         for name, value in vars(module).items()
         if (inspect.isroutine(value) or (may_be_class and inspect.isclass(value)))
-        and value.__module__ == module.__name__
+        and getattr(value, "__module__", None) == module.__name__  # that of str.lower has none
         and not name.startswith("_")
     ]
     near = nearest(attribute, names)

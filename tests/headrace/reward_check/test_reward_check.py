@@ -56,6 +56,11 @@ def test_a_module_is_looked_for_where_headrace_up_would(here: Path, monkeypatch:
     assert named_function("accuracy_reward") == NamedFunction("accuracy_reward", places)
 
 
+def test_relative_directories_of_reward_modules_begin_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_REWARD_PATH", "code")
+    assert named_function("mine:judge").places.directories == (str(here / "code"), str(here))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
