@@ -203,6 +203,9 @@ class EndpointClient:
                 detail_of=_refusal,
             )
         except EndpointDown as failure:
+            if failure.outcome == "timeout" and timeout_s < self.spec.timeout_s:  # the caller was in a hurry: no news
+                self.breaker.gave_up(is_probe=is_probe)
+                raise
             if self.breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe):
                 said = self.spec.breaker_failures, self.spec.breaker_pause_s, failure.detail
                 log.warning(

@@ -141,6 +141,19 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_a_probe_closes_it(
     assert state() == 0.0
 
 
+@pytest.mark.parametrize(("endpoint_s", "caller_s", "is_called_again"), [(60.0, 0.2, True), (0.2, 60.0, False)])
+async def test_a_timeout_opens_the_breaker_only_if_it_is_the_endpoints_own(
+    endpoints: Endpoints, server: MisbehavingServer, endpoint_s: float, caller_s: float, is_called_again: bool
+) -> None:
+    url = server.on("/judge", hangs)
+    await register(endpoints, "judge", url, breaker_failures=2, breaker_pause_s=3600, timeout_s=endpoint_s)
+    for _ in range(2):
+        assert (await ask(endpoints, "judge", CALL, timeout_s=caller_s))[0].outcome == "timeout"
+    server.on("/judge", GOOD)
+    verdicts = await ask(endpoints, "judge", CALL, timeout_s=60)
+    assert verdicts[0].value == (1.0 if is_called_again else None)
+
+
 async def test_the_log_has_every_outage_of_an_endpoint_and_its_end(
     endpoints: Endpoints, server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
