@@ -23,9 +23,8 @@ from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTa
 from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from services.rewarder.sandbox.chosen import SandboxChoice
 from services.rewarder.scoring import Scorer, WeightedFunction
-from services.rewarder.settings import MIB, RewarderSettings, SandboxSettings
+from services.rewarder.settings import MIB, WorkerSettings
 from shared.arrays import pack_ids
 from shared.errors import UserError
 from shared.messages import RewardOutcome
@@ -72,16 +71,17 @@ async def try_function(
     ``say`` is called when something takes long. It may be called from any thread.
 
     Raises:
-        UserError: The function does not exist, cannot be imported, or does not accept these arguments.
+        UserError: The function does not exist, cannot be imported, or does not accept these arguments; or a HEADRACE_
+            variable for workers has a wrong value.
     """
-    settings = RewarderSettings.model_construct()  # the defaults: the environment is not read
+    settings = from_environment(WorkerSettings)
     num_workers = min(len(groups), max(2, os.cpu_count() or 1))
     limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files)
     metrics = RewarderMetrics()
     loop_functions = LoopFunctions(places=places, import_timeout_s=settings.import_timeout_s)
     with _Heard() as heard, _environment_of_a_service():
         async with RewardPool(
-            RewardTasks(places, _sandbox(num_workers)),
+            RewardTasks(places, settings.choice_for(num_workers)),
             num_workers=num_workers,
             limits=limits,
             queue_timeout_s=(timeout_s + settings.import_timeout_s) * len(groups),
@@ -145,10 +145,6 @@ def _told(what: str, say: Callable[[str], None]) -> Generator[None]:
 
 def _rows(calls: Sequence[RewardCall]) -> str:
     return "1 row" if len(calls) == 1 else f"{len(calls)} rows, each"
-
-
-def _sandbox(num_workers: int) -> SandboxChoice:
-    return from_environment(SandboxSettings).choice_for(num_workers)
 
 
 async def _score(

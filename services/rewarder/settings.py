@@ -34,7 +34,15 @@ class SandboxSettings(BaseSettings):
         return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image, num_workers)
 
 
-class RewarderSettings(SandboxSettings, ServiceSettings):
+class WorkerSettings(SandboxSettings):
+    """Settings of the worker processes that run reward functions, including those of `headrace rewards check`."""
+
+    worker_memory_mib: int = Field(default=8192, ge=256, description="Address space of one worker (RLIMIT_AS)")
+    worker_open_files: int = Field(default=512, ge=32, description="Open files of one worker (RLIMIT_NOFILE)")
+    import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a reward function's module")
+
+
+class RewarderSettings(WorkerSettings, ServiceSettings):
     """The rewarder's own settings, in addition to the settings of all services."""
 
     takes_internal_key: ClassVar[bool] = False
@@ -51,15 +59,12 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         ge=1,
         description="Processes that run synchronous reward functions, one call at a time each",
     )
-    worker_memory_mib: int = Field(default=8192, ge=256, description="Address space of one worker (RLIMIT_AS)")
-    worker_open_files: int = Field(default=512, ge=32, description="Open files of one worker (RLIMIT_NOFILE)")
     max_inflight_groups: int = Field(default=64, ge=1, description="Groups of one run scored at a time")
     queue_timeout_s: float = Field(
         default=300.0,
         gt=0,
         description="Longest wait while no worker gets free, then `overload`",
     )
-    import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a reward function's module")
     check_timeout_s: float = Field(
         default=15.0,
         gt=0,

@@ -151,6 +151,14 @@ def test_generated_code_runs_where_the_environment_says(project: Path, monkeypat
     assert refused.stderr.startswith("headrace: HEADRACE_SANDBOX: Input should be 'bubblewrap' or 'docker'")
 
 
+def test_a_function_has_the_memory_that_the_environment_says(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "hogging.py").write_text("def hog(completions, **_): return [float(len(bytearray(20 << 30)))]\n")
+    monkeypatch.setenv("HEADRACE_WORKER_MEMORY_MIB", "2048")
+    done = check(project, "hogging:hog")
+    assert done.returncode == 1, done.stderr
+    assert "a worker has 2048 MiB of address space" in " ".join(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
