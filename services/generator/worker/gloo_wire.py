@@ -23,6 +23,8 @@ c10d: Any = torch.distributed  # a binding to C++ without complete types
 
 _FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
 """The pause between two polls grows from the first to the last value, by this share of the time waited so far."""
+_CONNECT_S = 10.0
+"""Longest wait for a connection to the trainer. The other ranks wait longer, so only this one is blamed."""
 _GIVEN_UP = "the trainer gave up the push, or died"
 _abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline. Destroying such a group would wait for it."""
@@ -36,7 +38,7 @@ class GlooWire:
         timeout_s: Deadline of the rendezvous in seconds; the constructor blocks until every rank is there.
 
     Raises:
-        RuntimeError: Not all ranks came in time, or the trainer gave up.
+        RuntimeError: Not all ranks came in time, the trainer gave up, or it cannot be reached in time.
     """
 
     device = torch.device("cpu")
@@ -118,7 +120,7 @@ def _until(deadline: float) -> timedelta:
 
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
     try:
-        connection = socket.create_connection((host, port), timeout=timeout_s)
+        connection = socket.create_connection((host, port), timeout=min(timeout_s / 4, _CONNECT_S))
     except OSError as error:
         raise RuntimeError(f"the trainer cannot be reached at {host}:{port}: {error}") from error
     connection.setblocking(False)
