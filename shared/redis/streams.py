@@ -92,7 +92,7 @@ class StreamConsumer:
         name: Stable across restarts, so that a restarted process finds its own pending entries.
         leases: Key of the consumer group's leases.
         dead: Key of the dead-letter stream.
-        reclaim_every_s: Seconds between two looks for entries of dead consumers; None never looks.
+        reclaim_every_s: Seconds to the next look for entries of dead consumers, if the last found none; None: no look.
         max_deliveries: The delivery at which an entry is buried unread; None never buries.
         look_every_s: Seconds between two checks for a restart of Redis.
         keys_of: Returns the keys that belong to the entry of a group, and are deleted with it.
@@ -170,7 +170,8 @@ class StreamConsumer:
             return own
         if self._reclaim_every_s is not None and time.monotonic() >= self._reclaim_at:
             self._reclaim_at = time.monotonic() + self._reclaim_every_s
-            await self._reclaim_from_the_dead(count)
+            if await self._reclaim_from_the_dead(count):
+                self._reclaim_at = time.monotonic()  # there may be more, for the next read
         if self._redelivered:
             return self._take_redelivered(count)
         try:
@@ -255,7 +256,7 @@ class StreamConsumer:
                 self.redis,
                 "headrace_reclaim",
                 keys=(self.stream, self._leases),
-                args=(self.consumer_group, self.name, max(count, 16)),
+                args=(self.consumer_group, self.name, count),  # others may have room for the rest
                 timeout_s=0.0,
                 waits_for_room=False,
             )

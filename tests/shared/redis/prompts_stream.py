@@ -18,7 +18,9 @@ async def admit(redis: Redis, keys: RunKeys, group_id: str, *, incarnation: int 
     return bool(added)
 
 
-def generator(redis: Redis, keys: RunKeys, name: str = "generator-0") -> StreamConsumer:
+def generator(
+    redis: Redis, keys: RunKeys, name: str = "generator-0", *, reclaim_every_s: float = 0.0
+) -> StreamConsumer:
     """Return a generator's reader. Without a lease it counts as dead, so others may take its entries at once."""
     return StreamConsumer(
         redis,
@@ -27,5 +29,5 @@ def generator(redis: Redis, keys: RunKeys, name: str = "generator-0") -> StreamC
         name=name,
         leases=keys.leases(GENERATORS),
         dead=keys.dead,
-        reclaim_every_s=0.0,
+        reclaim_every_s=reclaim_every_s,
     )

@@ -111,6 +111,19 @@ async def test_reclaimed_entries_in_a_reply_that_was_lost_are_found(
     assert found.group_id == "00000000"
 
 
+async def test_a_consumer_takes_no_more_of_the_dead_than_it_has_room_for(redis: Redis, run_keys: RunKeys) -> None:
+    for number in range(8):
+        await admit(redis, run_keys, f"{number:08d}")
+    assert len(await generator(redis, run_keys, "dead").read(count=8, block_s=0.1)) == 8
+    async with lease(redis, leases=run_keys.leases(GENERATORS), consumer="slow", lease_s=60):
+        slow, fast = (generator(redis, run_keys, name, reclaim_every_s=3600.0) for name in ("slow", "fast"))
+        (first,) = await slow.read(count=1, block_s=0.1)
+        rest = await fast.read(count=6, block_s=0.1)
+        (last,) = await fast.read(count=8, block_s=0.1)
+    found = [first, *rest, last]
+    assert [delivery.group_id for delivery in found] == [f"{number:08d}" for number in range(8)]
+
+
 async def test_an_expired_lease_is_not_alive(redis: Redis, run_keys: RunKeys) -> None:
     await renew(redis, leases=run_keys.leases(REWARDERS), consumer="dead", lease_s=-1)
     await renew(redis, leases=run_keys.leases(REWARDERS), consumer="living", lease_s=60)
