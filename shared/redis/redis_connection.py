@@ -19,7 +19,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,  # noqa: A004  redis-py's own name
+    MasterDownError,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,  # noqa: A004  redis-py's own name
@@ -50,7 +52,7 @@ class _FullDiskError(OutOfMemoryError):
 
 
 class _CancellableWrites(aioredis.Connection):
-    """Writes under asyncio.timeout, and distinguishes a full disk from a wrong request.
+    """Writes under asyncio.timeout, and distinguishes a full disk and a fail-over from a wrong request.
 
     redis-py writes under asyncio.wait_for. On Python 3.11, wait_for loses a cancellation that comes at the moment when
     the write is done. A task that talks to Redis could then not be cancelled, and code that waits for it would hang.
@@ -72,6 +74,9 @@ class _CancellableWrites(aioredis.Connection):
         except ResponseError as error:
             if str(error).startswith("MISCONF"):  # redis-py has no exception for it
                 raise _FullDiskError(str(error)) from error
+            if isinstance(error, (ReadOnlyError, MasterDownError)) or str(error).startswith("UNBLOCKED"):
+                # Its address may lead to the new primary soon; a ConnectionError makes redis-py connect again.
+                raise ConnectionError(f"the server is not the primary: {error}") from error
             raise
 
 

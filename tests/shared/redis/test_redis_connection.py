@@ -1,12 +1,18 @@
-"""What our connection adds to redis-py: a task that talks to Redis can always be cancelled."""
+"""What our connection adds to redis-py: calls can always be cancelled, and a fail-over is waited for."""
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
 from shared.errors import StateLostError, UnavailableError
+from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import MAX_CONNECTIONS, Redis, call, connect, patiently
+from shared.redis.redis_readiness import wait_until_ready
+from tests.conftest import RedisServer
+from tests.eventually import eventually
+from tests.shared.redis.prompts_stream import generator
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +49,33 @@ async def test_more_calls_at_once_than_connections_wait_for_one_and_none_fails(r
     assert not any(answers)
     assert (await redis.info("clients"))["connected_clients"] - before == MAX_CONNECTIONS
     await client.aclose()
+
+
+async def test_a_server_that_became_a_replica_is_waited_for_as_one_that_is_away(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    client, other = connect(server.url), connect(server.url)
+    keys = RunKeys("run-failover")
+    try:
+        await wait_until_ready(client, timeout_s=120)
+        await client.xgroup_create(keys.prompts, GENERATORS, id="0", mkstream=True)
+        reading = asyncio.create_task(generator(client, keys).read(count=1, block_s=5.0))
+        await eventually(lambda: blocked_clients(other))
+        await other.replicaof("127.0.0.1", "1")
+        assert await asyncio.wait_for(reading, 120) == []
+        renewing = asyncio.create_task(call(client, "headrace_renew", keys=("leases",), args=("g", 1000)))
+        await asyncio.wait({renewing}, timeout=0.5)
+        assert not renewing.done()
+        await other.replicaof("NO", "ONE")
+        assert await asyncio.wait_for(renewing, 120) == 1
+    finally:
+        await client.aclose()
+        await other.aclose()
+        server.kill()
+
+
+async def blocked_clients(client: Redis) -> int:
+    return int((await client.info("clients"))["blocked_clients"])
 
 
 async def test_a_call_to_a_server_that_was_wiped_brings_our_functions_back(redis: Redis) -> None:
