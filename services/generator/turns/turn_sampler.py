@@ -116,7 +116,7 @@ class TurnSampler:
     async def _complete(
         self, request: TurnRequest, prompt_ids: Sequence[int], *, max_tokens: int
     ) -> Sequence[SampledCompletion]:
-        await self._gate.wait_open(self._required_version())
+        await self._gate.wait_open(NO_WEIGHTS)  # it held the required version when it accepted the turn
         return await until_verified(
             lambda request_id: self._engine.complete(
                 prompt_ids, num_completions=request.n, config=self._config, request_id=request_id, max_tokens=max_tokens

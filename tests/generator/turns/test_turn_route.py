@@ -145,6 +145,16 @@ async def test_a_replica_that_does_not_serve_the_run_says_so(rig: Rig) -> None:
         assert "waiting for weights" in stale.json()["detail"]
 
 
+async def test_a_turn_that_was_accepted_does_not_wait_for_weights_that_the_replica_may_never_get(rig: Rig) -> None:
+    with rig.serving(CommandedEngine(sampled())):
+        rig.format.may_render.clear()
+        asking = asyncio.create_task(rig.turn(turn(QUESTION)))
+        await until(lambda: rig.format.threads)
+        rig.state.required_version = LineageVersion(2, 8)
+        rig.format.may_render.set()
+        assert (await asyncio.wait_for(asking, 120)).finish_reason == "stop"
+
+
 HEAD = b'[{"run_id": "r", "request_id": "r", "messages": '
 
 
