@@ -8,9 +8,9 @@
 
 Generation does not wait for any particular training step. It stops when the trainer, which has fallen behind, admits no
 more prompts, or when this replica lacks the required version. A group is published whole or not at all. Until it is
-published, it stays pending under this replica's name, so that the replica samples it after a restart. If this replica's
-lease (registration.py) expires, others claim the group. A replica without weights for WITHOUT_WEIGHTS_S (15 s) leaves
-its groups to others, although its lease has not expired.
+published, it stays pending under this replica's name. After a restart of the process, run_follower.py leaves it to all
+replicas. If this replica's lease (registration.py) expires, others claim the group. A replica without weights for
+WITHOUT_WEIGHTS_S (15 s) leaves its groups to others, although its lease has not expired.
 
 In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change. The prompts
 of agent runs are read by the sessions service, which asks this replica for turns (turns/).

@@ -30,11 +30,12 @@ from services.generator.turns.turn_sampler import TurnDesk, TurnSampler
 from shared import refusals
 from shared.errors import StateLostError, UserError
 from shared.health_check import NO_RUN
-from shared.redis.keys import RunKeys
+from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.redis_readiness import wait_until_back
 from shared.redis.run_record import TERMINAL, RunRecord
 from shared.redis.run_store import RunStore
+from shared.redis.streams import give_back
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import require_places
 from shared.service.garbage import freeze_long_lived_objects
@@ -188,6 +189,9 @@ class RunFollower:
                 roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
                 require_places(config, **roots, opens_data_sets=False)
                 spec = await asyncio.to_thread(spec_for, config, has_cuda=has_cuda)
+                if not self._has_engine_for(spec):
+                    # Loading takes minutes, and this replica's lease keeps the groups of its earlier life from others.
+                    await give_back(self._redis, stream=keys.prompts, consumer_group=GENERATORS, name=name)
                 engine = await self._engine_for(spec, has_cuda=has_cuda)
                 turns = await self._turn_sampler(record.run_id, config, engine)
                 receiving = await self._receiving_with(engine, config)
@@ -234,8 +238,11 @@ class RunFollower:
                 await self._until_over(run_id)
                 await seat.take_back()
 
+    def _has_engine_for(self, spec: EngineSpec) -> bool:
+        return self._engine is not None and self._engine.spec == spec and not self._is_engine_spoiled
+
     async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
-        if self._engine is not None and self._engine.spec == spec and not self._is_engine_spoiled:
+        if self._engine is not None and self._has_engine_for(spec):
             return self._engine
         self._state.wait_for("loading the model")
         if overruled := spec.overruled(self._settings.engine_args):

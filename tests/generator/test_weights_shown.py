@@ -1,4 +1,4 @@
-"""The gauges about a generator's weights describe the run that it serves, and are reset when the run has ended."""
+"""What a generator shows and keeps of a run: gauges about its weights, and groups of an earlier life."""
 
 import asyncio
 import contextlib
@@ -28,13 +28,15 @@ from services.generator.simulated.simulated_replica import SimulatedReplica
 from services.generator.simulated.simulation_settings import SimulationSettings
 from services.generator.turns.turn_sampler import TurnDesk
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.redis.keys import RunKeys
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.service import stopped_processes
 from shared.service.logs import about_run
 from tests.eventually import eventually
 from tests.generator.test_generation_loop import CommandedEngine
+from tests.shared.redis.prompts_stream import admit, generator
 
 pytestmark = pytest.mark.unit
 
@@ -174,6 +176,28 @@ async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing
     follower, metrics, _ = follow(redis, settings, monkeypatch)
     async with following(follower.run(has_cuda=False)):
         await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+
+
+async def test_groups_of_an_earlier_life_go_to_others_while_the_model_is_loaded(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admit(redis, run_keys, "00000000")
+    (before,) = await generator(redis, run_keys, settings.name).read(count=1, block_s=0.1)
+    follower, _, _ = follow(redis, settings, monkeypatch)
+    is_loading = asyncio.Event()
+
+    async def start_engine(*_: object, **__: object) -> LoadedEngine:
+        is_loading.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(run_follower, "start_engine", start_engine)
+    async with following(follower.run(has_cuda=False)):
+        await RunStore(redis).set_current_run(run_keys.run_id)
+        await asyncio.wait_for(is_loading.wait(), 120)
+        assert await alive(redis, leases=run_keys.leases(GENERATORS)) == {settings.name}
+        (found,) = await generator(redis, run_keys, "generator-1").read(count=8, block_s=0.1)
+        assert found.group_id == before.group_id
 
 
 @pytest.fixture
