@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, cast
@@ -414,6 +415,21 @@ def test_the_mounted_files_of_monitoring_exist() -> None:
             source = volume.partition(":")[0]
             if source.startswith("./"):
                 assert (DEPLOY / source).exists(), source
+
+
+@pytest.mark.parametrize(
+    "named", ["elsewhere", "./elsewhere", '"./elsewhere"', "./elsewhere # as on the other machine", "absolute"]
+)
+def test_secrets_are_made_where_env_says(tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_SECRETS", raising=False)
+    directory = tmp_path / "elsewhere"
+    shutil.copy(DEPLOY / "make-secrets", tmp_path)
+    (tmp_path / ".env").write_text(
+        f"HEADRACE_SECRETS={directory if named == 'absolute' else named}\n", encoding="utf-8"
+    )
+    subprocess.run([tmp_path / "make-secrets"], check=True, capture_output=True)
+    assert (directory / "api-key").is_file()
+    assert not (tmp_path / "secrets").exists()
 
 
 def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_path: Path) -> None:
