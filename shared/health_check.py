@@ -67,14 +67,16 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
 
 def _connection(timeout_s: float) -> http.client.HTTPConnection:
     port = int(os.environ.get("HEADRACE_PORT", _DEFAULT_PORT))
+    host = os.environ.get("HEADRACE_HOST", "")
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     certificate = os.environ.get("HEADRACE_TLS_CERT_FILE", "")
     if not certificate:
-        return http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(certificate)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout_s, context=context)
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
 
 def _get(path: str, key: str, deadline: float) -> tuple[int, dict[str, object]]:

@@ -51,6 +51,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service
     thread = threading.Thread(target=one.server.serve_forever)
     thread.start()
     (tmp_path / "api-key").write_text(f"{KEY}\n", encoding="utf-8")
+    monkeypatch.delenv("HEADRACE_HOST", raising=False)
     monkeypatch.setenv("HEADRACE_PORT", str(one.server.server_port))
     monkeypatch.setenv("HEADRACE_API_KEY_FILE", str(tmp_path / "api-key"))
     yield one
@@ -61,6 +62,14 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service
 
 def test_a_ready_service_that_takes_the_key_is_healthy(service: Service) -> None:
     assert main([]) == 0
+
+
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 0), ("0.0.0.0", 0), ("localhost", 0), ("127.0.0.2", 1)])
+def test_the_service_is_asked_where_it_listens(
+    host: str, status: int, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOST", host)
+    assert main([]) == status
 
 
 def test_a_key_that_was_changed_under_a_running_service_is_noticed_and_not_shown(
