@@ -9,7 +9,8 @@ COPY deploy/redis/redis.conf deploy/redis/users.acl.template deploy/redis/start.
 RUN mkdir -p /data /run/redis && chown 10001:10001 /data /run/redis && chmod 700 /data
 WORKDIR /data
 EXPOSE 6379
-HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 CMD ["/etc/headrace/health.sh"]
+# Redis reads its file before it answers, which may take minutes. The start period ends with the first success.
+HEALTHCHECK --interval=5s --timeout=4s --start-period=10m --retries=3 CMD ["/etc/headrace/health.sh"]
 ENTRYPOINT ["/etc/headrace/start.sh"]
 CMD []
 ARG VERSION=0.1.0
