@@ -15,6 +15,7 @@ from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
 from tests.small_disk import fill, free, small_disk
+from tests.trainer.cores import make_core
 
 
 @pytest.fixture
@@ -72,6 +73,19 @@ async def test_a_trainer_that_is_asked_to_end_waits_no_longer(disk: Path) -> Non
     terminate.set()
     with pytest.raises(UnavailableError, match=r"asked to end while the disk of .* had no space for a file"):
         await writing
+
+
+class TokenizerOnAFullDisk:
+    """Fails as the tokenizers library does."""
+
+    def save_pretrained(self, directory: Path) -> None:
+        raise Exception("No space left on device (os error 28)")  # noqa: TRY002
+
+
+def test_a_disk_that_fills_up_while_the_tokenizer_is_written_is_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
+    error = make_core(tiny_model).begin_save(tmp_path, TokenizerOnAFullDisk()).exception(timeout=120)
+    assert isinstance(error, OSError)
+    assert is_disk_full(error)
 
 
 async def test_another_error_than_a_full_disk_is_not_retried(tmp_path: Path) -> None:

@@ -216,9 +216,10 @@ class CoreState:
             write_part(directory, files, number=self._rank)
         except OSError as error:
             problem = error
-        except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  tokenizers raises a plain Exception, also for a full disk
             # For every kind of failure: the other ranks, and training behind them, wait for this rank's report.
             problem = OSError(f"{type(error).__name__}: {error}")
+            problem.__cause__ = error
         for rank, said in enumerate(self._group.exchange("" if problem is None else str(problem))):
             if said and problem is None:
                 problem = OSError(f"training rank {rank}: {said}")

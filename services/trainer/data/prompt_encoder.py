@@ -74,7 +74,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     refuse_own_code(model, revision)
     try:
         tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(model, revision=revision, trust_remote_code=False)
-    except unreadable() as error:
+    except Exception as error:  # tokenizers raises a plain Exception for a file that it cannot read
         raise UserError(f"no tokenizer could be loaded from {model!r}: {_first_line(error)}", field="model") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         # Without tokenizer files, transformers makes an empty tokenizer from the architecture's name.

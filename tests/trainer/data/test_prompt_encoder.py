@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -78,4 +79,15 @@ def test_a_tokenizer_is_loaded_from_a_model_directory(tiny_model: Path) -> None:
 def test_a_directory_without_a_tokenizer_is_explained(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     with pytest.raises(UserError, match="has no tokenizer files"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_of_another_release_of_its_library_is_refused_with_a_sentence(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model": {"type": "Unknown"}}))
+    with pytest.raises(UserError, match="no tokenizer could be loaded from"):
         load_tokenizer(str(tmp_path))
