@@ -84,7 +84,7 @@ class Admission:
         config: The run's settings.
         rows: The data set.
         encoder: Turns prompts into token ids.
-        num_rows: Rows of one pass over the data; 0 if it is unknown.
+        num_rows: Rows of one pass over the data, or a bound for a stream. As many unusable rows in a row end the run.
         ledger: Counts the admitted groups, and records unusable rows as dropped.
         incarnation: This trainer's incarnation.
         replica_id: This trainer's name in the time stamps of groups.
@@ -142,7 +142,7 @@ class Admission:
         unusable, or if Redis has no room. In the second case, later calls send one group until Redis accepts it.
 
         Raises:
-            UserError: As many rows in a row were unusable as a pass over the data has, and at least 1,000.
+            UserError: ``num_rows`` rows in a row were unusable, and at least 1,000.
         """
         admitted: list[int] = []
         while len(admitted) < count:
@@ -220,7 +220,8 @@ class Admission:
 
     def _drop(self, number: int, reason: str, why: str) -> None:
         name = group_id(number)
-        log.warning("dropped group %s (%s): %s", name, reason, why, extra={"group_id": name})
+        if self._unusable_in_a_row < _MIN_UNUSABLE_IN_A_ROW:  # a stream may have very many
+            log.warning("dropped group %s (%s): %s", name, reason, why, extra={"group_id": name})
         self._ledger.record_dropped(number, reason)
         self._unusable_in_a_row += 1
         self._why = why

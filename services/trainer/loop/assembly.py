@@ -45,6 +45,9 @@ from shared.redis.streams import StreamConsumer
 
 log = logging.getLogger(__name__)
 
+_MAX_UNUSABLE_OF_A_STREAM = 100_000
+"""Unusable rows in a row after which a stream, whose length is not known, counts as unusable."""
+
 
 async def assemble(
     run: RunContext,
@@ -146,7 +149,7 @@ async def _make_intake(
         keys=keys,
         config=config,
         rows=inputs.rows_left(row_cursor(run)),
-        num_rows=len(inputs.rows) if isinstance(inputs.rows, PromptDataset) else 0,
+        num_rows=len(inputs.rows) if isinstance(inputs.rows, PromptDataset) else _MAX_UNUSABLE_OF_A_STREAM,
         encoder=inputs.encoder,
         ledger=ledger,
         incarnation=run.incarnation,

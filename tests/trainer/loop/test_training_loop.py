@@ -25,6 +25,20 @@ def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
     return small_config(tmp_path, tiny_model)
 
 
+async def test_a_stream_may_have_more_unusable_rows_in_a_row_than_are_looked_at_at_a_time(
+    redis: Redis, tmp_path: Path, tiny_model: Path
+) -> None:
+    streamed = {"dataset_streaming": True, "shuffle_dataset": False, "max_prompt_length": 8, "max_steps": 2}
+    config = small_config(tmp_path, tiny_model, **streamed)
+    prompts = ["a" * 40] * 1100 + [f"a{number}=" for number in range(7)] * 3
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    await create(redis, config, tmp_path)
+    ending, _ = await train(redis, played=PlayedServices(redis), sender=FakeSender(redis))
+    assert ending == "finished"
+    dropped = newest_ledger(tmp_path / "run")["dropped"]
+    assert dropped["prompt_too_long"] == [[0, 1099]]
+
+
 async def test_a_run_trains_every_admitted_group_once_and_pushes_every_version(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
