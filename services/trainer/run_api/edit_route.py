@@ -15,12 +15,12 @@ from fastapi import APIRouter, Request
 
 from services.trainer.problems import Problem, documented, invalid_run, no_such_run
 from services.trainer.run_api.run_reference import RunToChange
-from services.trainer.run_api.run_routes import after_change, continue_ended
+from services.trainer.run_api.run_routes import after_change, continue_ended, is_stopping
 from services.trainer.run_api.run_view import RunDetail
 from services.trainer.run_api.submit_route import write_config
 from services.trainer.run_api.trainer_api import Api
 from shared.errors import UserError
-from shared.redis.run_record import RunRecord
+from shared.redis.run_record import TERMINAL, RunRecord
 from shared.run_options.labels import MAX_METADATA, MAX_TAGS
 from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.serving.json_body import decode_json, require_json
@@ -83,6 +83,8 @@ def _check_max_steps(record: RunRecord, max_steps: object) -> None:
     if record.status in ("finished", "stopped"):
         detail = f"The run has ended: it is {record.status}.{continue_ended(record, max_steps=max_steps)}"
         raise Problem(409, "Run ended", detail, run_id=record.run_id)
+    if record.desired == "stop" and record.status not in TERMINAL:
+        raise is_stopping(record.run_id)
     made = record.steps_made
     if record.has_made_all_steps:
         raise Problem(409, "Run is ending", "The run has made its last step, and ends soon.", run_id=record.run_id)

@@ -92,7 +92,7 @@ async def pause_run(run: RunToChange, api: Api) -> RunDetail:
         detail = "The run has no more steps to make: it ends after its last push, checkpoint and evaluation."
         raise Problem(409, "Run is ending", detail, run_id=run.run_id)
     if not await api.supervisor.pause_run(run.run_id):
-        raise _is_stopping(run.run_id)
+        raise is_stopping(run.run_id)
     return await after_change(api, run.run_id)
 
 
@@ -111,7 +111,7 @@ async def resume_run(run: RunToChange, api: Api) -> RunDetail:
         return await after_change(api, run.run_id)
     _refuse_ended(run, instead=continue_ended(run))
     if not await api.supervisor.resume_run(run.run_id):
-        raise _is_stopping(run.run_id)
+        raise is_stopping(run.run_id)
     return await after_change(api, run.run_id)
 
 
@@ -165,8 +165,9 @@ async def _refuse_without_checkpoint(record: RunRecord) -> None:
     )
 
 
-def _is_stopping(run_id: str) -> Problem:
-    detail = "The run was asked to stop, and ends after its current batch. It can no longer be paused or resumed."
+def is_stopping(run_id: str) -> Problem:
+    """Return the refusal (409) of a change to a run that was asked to stop."""
+    detail = "The run was asked to stop, and ends after its batch. Pause, resume and new max_steps come too late."
     return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 

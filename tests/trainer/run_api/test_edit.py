@@ -146,3 +146,17 @@ async def test_max_steps_for_which_the_schedule_makes_no_sense_is_refused(client
     refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 20})
     assert refused.status_code == 422
     assert "warmup_steps=50 is longer than max_steps=20" in refused.json()["detail"]
+
+
+async def test_a_run_that_was_asked_to_stop_is_not_made_longer(
+    client: httpx.AsyncClient, run: Run, api: TrainerApi
+) -> None:
+    run_id = await submit(client, run)
+    await api.store.set_status(run_id, "running")
+    assert (await client.post(f"/v1/runs/{run_id}/stop")).status_code == 202
+    reply = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 10_000})
+    assert (reply.status_code, reply.json()["type"]) == (409, "/problems/run-is-stopping")
+    record = await api.store.get(run_id)
+    assert record is not None
+    assert record.config["max_steps"] != 10_000
+    assert (await edit(client, run_id, tags=["late"]))["tags"] == ["late"]
