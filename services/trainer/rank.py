@@ -13,11 +13,8 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from typing import TYPE_CHECKING, cast
-
-import msgspec
 
 from services.trainer.beginning.way_on import reason_of_failure
 from services.trainer.checkpoints.checkpoint_writer import CheckpointError
@@ -200,28 +197,30 @@ async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending
         log.info("asked to end; the run continues from its checkpoint after a restart")
         return CRASHED
     run_id, run_log = run.record.run_id, training.reporting.log
-
-    async def tell(disk_full: str) -> None:
-        record = await run.store.get(run_id)
-        if record is not None:
-            progress = msgspec.structs.replace(record.progress, disk_full=disk_full, updated_at_s=time.time())
-            await run.store.write_progress(run_id, progress)
-
-    run.room.tell = tell  # the training loop, which reported progress, has ended
+    training.reporting.waits_for(f"its final model to be written{' and uploaded' if run.config.push_to_hub else ''}")
+    reporter = asyncio.create_task(training.reporting.write_progress_for_ever(), name="progress reporter")
     best = training.best if run.config.load_best_model_at_end else None
-    warning = await leave_model(
-        run.files,
-        run.config,
-        run_id=run_id,
-        step=training.outflow.saver.saved_step,
-        best_step=None if best is None else best.step,
-        run_log=run_log,
-        room=run.room,
-        terminate=terminate,
-    )
+    try:
+        warning = await leave_model(
+            run.files,
+            run.config,
+            run_id=run_id,
+            step=training.outflow.saver.saved_step,
+            best_step=None if best is None else best.step,
+            run_log=run_log,
+            room=run.room,
+            terminate=terminate,
+        )
+    finally:
+        reporter.cancel()
+        (failure,) = await asyncio.gather(reporter, return_exceptions=True)
+        if isinstance(failure, Exception):  # a CancelledError is none
+            log.warning("the progress was not reported to the end: %s", failure)
     if warning is None:
         log.info("asked to end; the model is uploaded after a restart")
         return CRASHED
+    training.reporting.waits_for("")
+    await training.reporting.write_progress()
     await check_not_fenced(run.redis, run.keys, run.incarnation)
     early = training.best.why_it_stops() if training.best and training.stops_early and ending == "finished" else ""
     reason = "; ".join(filter(None, (early, warning)))
