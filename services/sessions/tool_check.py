@@ -17,6 +17,8 @@ from shared.serving.json_body import BodyError, decode_json, require_json
 
 _MAX_NESTED = 1000
 """Most nested values of a body. It has a list of at most 128 names."""
+_MAX_BYTES = 1024 * 1024
+"""Longest body, as for the whole run at its submit. Checking a longer one would keep the event loop."""
 
 Check = Callable[[AgentOptions], Awaitable[Sequence[dict[str, Any]]]]
 """Loads the tools and returns their schemas; raises UserError if some cannot be used."""
@@ -45,7 +47,10 @@ def tool_check_router(check: Check) -> APIRouter:
     )
     async def check_tools(request: Request) -> CheckedTools:
         require_json(request.headers.get("content-type", ""))
-        options = _options(decode_json(await request.body(), max_nested=_MAX_NESTED))
+        body = await request.body()
+        if len(body) > _MAX_BYTES:
+            raise BodyError(413, "Body too large", f"A request to this route may have at most {_MAX_BYTES} bytes.")
+        options = _options(decode_json(body, max_nested=_MAX_NESTED))
         return CheckedTools(tools=list(await check(options)))
 
     return router

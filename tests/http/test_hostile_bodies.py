@@ -97,11 +97,12 @@ def _of_generator() -> dict[str, bytes]:
 
 
 def _of_sessions() -> dict[str, bytes]:
-    return _raw(8 * _MIB - 100) | {
-        "tools": json.dumps({"tools": [f"m:f{n}" for n in range(400_000)]}).encode(),
-        "a tool": json.dumps({"tools": ["t" * 8_000_000]}).encode(),
-        "an agent": json.dumps({"agent": "a" * 8_000_000}).encode(),
-        "MCP servers": json.dumps({"mcp_servers": [f"s{n}" for n in range(400_000)]}).encode(),
+    return _raw(_MIB - 100) | {
+        "too long": json.dumps({"tools": [f"m:f{n}" for n in range(400_000)]}).encode(),
+        "tools": json.dumps({"tools": [f"m:f{n}" for n in range(70_000)]}).encode(),
+        "a tool": json.dumps({"tools": ["t" * 1_000_000]}).encode(),
+        "an agent": json.dumps({"agent": "a" * 1_000_000}).encode(),
+        "MCP servers": json.dumps({"mcp_servers": [f"s{n}" for n in range(90_000)]}).encode(),
         "unknown options": json.dumps({f"tool{n}": 1 for n in range(900)}).encode(),
     }
 
