@@ -41,6 +41,18 @@ def test_it_has_at_most_fifteen_lines_and_begins_with_pip_install() -> None:
     assert not [cell for cell in code_cells() if cell["outputs"] or cell["execution_count"]], "clear all outputs"
 
 
+def test_its_kernel_finds_what_pip_has_just_installed_in_it(tmp_path: Path) -> None:
+    """An editable installation is a file with the path of the clone, which Python reads at its start."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True, timeout=120)
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    install, _, after = "".join(code_cells()[0]["source"]).rpartition("\n")
+    assert install.splitlines()[-1].startswith("%pip install")
+    code = f"from pathlib import Path; Path({str(packages / 'clone.pth')!r}).write_text({str(ROOT)!r})\n{after}\n"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(tmp_path / "bin" / "python"), "-c", f"{code}import headrace"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(900)
