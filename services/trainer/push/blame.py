@@ -38,11 +38,13 @@ class AttemptError(PushError):
 
     Attributes:
         blamed: Replica to reason: the replicas that the next attempt leaves out. Empty if no replica stands out.
+        is_ours: Whether it failed here, whatever the replicas did.
     """
 
-    def __init__(self, message: str, *, blamed: dict[str, str]) -> None:
+    def __init__(self, message: str, *, blamed: dict[str, str], is_ours: bool = False) -> None:
         super().__init__(message)
         self.blamed = blamed
+        self.is_ours = is_ours
 
 
 def time_for_members(left: float) -> float:

@@ -11,7 +11,8 @@
       | required_version = v: published after the last attempt, even if members failed
 
     a step before commit fails   close the communicator (wakes every thread blocked in it), abort(epoch), leave out the
-                                 replicas to blame, and retry once in a new epoch with the other live replicas.
+                                 replicas to blame, or newcomers if none is, and retry once in a new epoch with the
+                                 other live replicas.
                                  All replicas keep serving their old weights
     commit or probe fails        that replica is out until a later push, in a new communicator; the others have v.
                                  A replica that left the run meanwhile, because it was asked to end, is not a failure
@@ -75,6 +76,8 @@ class WeightSender:
         self._outgoing = Outgoing(settings)
         self._retries = Retries()
         self._pushed_version: int | None = None
+        self._together = frozenset[str]()
+        """The replicas that got the version of the last push that reached any."""
 
     async def push(self, weights: Weights, *, policy_version: int, prober: Prober | None = None) -> PushResult:
         """Push ``policy_version`` to every live generator. A generator that fails is part of the result.
@@ -114,6 +117,7 @@ class WeightSender:
         if result.failed:
             result.departed = result.failed.keys() - await self._replicas.listed()
         result.tell(self._retries, now=time.monotonic())
+        self._together = frozenset(result.members) or self._together
         result.communicator_epoch, result.total_s = self._epochs.current, time.monotonic() - started
         await check_not_fenced(self._redis, self._keys, self._incarnation)
         self._pushed_version = policy_version
@@ -150,7 +154,8 @@ class WeightSender:
                 log.warning(
                     "pushing version %d in epoch %d failed: %s", result.policy_version, self._epochs.current, error
                 )
-                await self._leave_out(result, error.blamed, aborted=result.lacking(), reason=str(error))
+                blamed = error.blamed or ({} if is_last or error.is_ours else self._newcomers(result, str(error)))
+                await self._leave_out(result, blamed, aborted=result.lacking(), reason=str(error))
                 await self._outgoing.remove_old(deadline=deadline)
                 if is_last:
                     result.failed = dict.fromkeys(result.lacking(), str(error)) | result.failed
@@ -164,6 +169,17 @@ class WeightSender:
             if not result.fleet.ready:
                 return
             deadline = time.monotonic() + attempt_s
+
+    def _newcomers(self, result: PushResult, reason: str) -> dict[str, str]:
+        """Return the members that do not hold the last version that any holds, if others do, with ``reason`` for each.
+
+        If nobody is to blame for a failure, they may be it: a newcomer that others cannot reach keeps all of them
+        waiting, and nothing shows which one it is.
+        """
+        if result.fleet.transport not in ("gloo", "nccl"):  # members do not meet each other
+            return {}
+        ready = result.fleet.ready.keys()
+        return dict.fromkeys(ready - self._together, reason) if self._together & ready else {}
 
     async def _attempt(self, result: PushResult, whole: Parcel, probe: Probe | None, *, deadline: float) -> None:
         """Prepare the weights, join, begin, broadcast and commit. ``result`` records the commits that fail.
