@@ -126,8 +126,8 @@ class ScriptRun:
     def _catch_up(self, *, to_step: int | None = None) -> list[dict[str, Any]]:
         """Report to callbacks the steps and evaluations whose events did not arrive, and return all steps' metrics.
 
-        Events can be missing because only a run's newest 20,000 are kept, and because one may get lost. Steps and
-        evaluations after ``to_step`` are not reported.
+        Events can be missing because only the newest 20,000 are kept, 1,000 once the run has ended, or one got lost.
+        Steps and evaluations after ``to_step`` are not reported.
         """
         run_id = self._followed()["run_id"]
         steps = self.client.metrics(run_id)

@@ -26,6 +26,8 @@ from shared.run_options.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 _PATIENCE_S, _CLEAN_S = 60.0, 5.0
+_KEPT_EVENTS = 1000
+"""Events of a run that has ended, for watchers. Its directory has all metrics and evaluations."""
 _MAX_READ = 100
 """Records read in one round trip."""
 
@@ -206,7 +208,7 @@ class RunStore:
                 )
 
     async def _delete_groups(self, keys: RunKeys) -> None:
-        """Delete a run's groups in all streams and the recordings of their sessions, but no dead letters.
+        """Delete a run's groups in all streams, the recordings of their sessions and old events, but no dead letters.
 
         The streams stay, as do their pending lists: services that have not noticed the end of the run may finish or
         give back what they read. They may record more, so `delete` still has to know which groups were begun.
@@ -221,6 +223,7 @@ class RunStore:
                 for stream, _ in keys.consumer_groups():
                     pipe.xtrim(stream, maxlen=0, approximate=False)
                     pipe.delete(keys.seen(stream))
+                pipe.xtrim(keys.events, maxlen=_KEPT_EVENTS, approximate=False)
                 for group_id in started:
                     pipe.delete(keys.sessions(group_id.decode()))
                 await pipe.execute()

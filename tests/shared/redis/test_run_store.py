@@ -60,6 +60,10 @@ async def test_groups_of_a_run_that_can_never_go_on_leave_redis(
         for group_id in ("00000000", "00000001"):
             await redis.xadd(stream, {"group_id": group_id, "payload": "x"})
             await cast("Any", redis.sadd(keys.seen(stream), group_id))
+    async with redis.pipeline(transaction=False) as pipe:
+        for number in range(12_000):
+            pipe.xadd(keys.events, {"kind": "log", "data": str(number)})
+        await pipe.execute()
     await cast("Any", redis.hset(keys.started, "00000000", "1:0"))
     await cast("Any", redis.hset(keys.sessions("00000000"), "0/0", "a turn"))
     consumer = StreamConsumer(
@@ -78,6 +82,8 @@ async def test_groups_of_a_run_that_can_never_go_on_leave_redis(
     assert [await redis.xlen(stream) for stream, _ in keys.consumer_groups()] == [left] * 3
     assert [await cast("Any", redis.scard(keys.seen(stream))) for stream, _ in keys.consumer_groups()] == [left] * 3
     assert await redis.exists(keys.sessions("00000000")) == int(is_kept)
+    num_events = await redis.xlen(keys.events)
+    assert num_events == (12_000 if is_kept else 1000)
 
     late = (GENERATORS, "generator-0", first.entry_id, "0/1", "late")
     assert await call(redis, "headrace_record", keys=(keys.prompts, keys.sessions("00000000")), args=late) == 1
