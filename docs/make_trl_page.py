@@ -54,7 +54,10 @@ those of the same name, and [its own](run-file.md); for all others, error messag
 {defaults}
 ### The same name and meaning
 
-{num_same} options of `GRPOConfig`: {same}. The steps in `num_train_epochs` can [differ a little](#differences).
+{num_same} options of `GRPOConfig`: {same}.
+
+An exception is `steps_per_generation`, which counts optimizer steps here; TRL's counts microbatches, so divide it by
+`gradient_accumulation_steps`. The steps in `num_train_epochs` can [differ a little](#differences).
 
 Of `ScriptArguments` and `ModelConfig`: {same_elsewhere}.
 

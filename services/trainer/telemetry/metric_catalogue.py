@@ -148,11 +148,8 @@ METRICS = (
     _trl("cispo_clip_ratio", "share", "Tokens whose ratio was clipped", when="loss_type cispo"),
     _trl("vespo/phi_seq_mean", "", "Mean weight of a completion", when="loss_type vespo"),
     # Mismatch of generator and trainer
-    _trl(
-        "sampling/sampling_logp_difference/mean", "nats", "Mean of |trainer's - generator's logprob| of sampled tokens",
-        when=_CORRECTED,
-    ),
-    _trl("sampling/sampling_logp_difference/max", "nats", "Largest such difference of one token", when=_CORRECTED),
+    _trl("sampling/sampling_logp_difference/mean", "nats", "Mean |trainer's - generator's logprob| of sampled tokens"),
+    _trl("sampling/sampling_logp_difference/max", "nats", "Largest such difference of one token"),
     _trl("sampling/importance_sampling_ratio/min", "", "Smallest correction weight, as applied", when=_CORRECTED),
     _trl("sampling/importance_sampling_ratio/mean", "", "Mean correction weight, as applied", when=_CORRECTED),
     _trl("sampling/importance_sampling_ratio/max", "", "Largest correction weight, as applied", when=_CORRECTED),

@@ -57,6 +57,11 @@ def data(translation: Translation) -> None:
     if not entries:
         return
     translation.run["datasets"] = [_entry(entry) for entry in entries]
+    if len(entries) > 1 and translation.value("shuffle_dataset") is False:
+        translation.notes.append(
+            "datasets: they take turns from the first step on, even with shuffle_dataset: false; TRL takes one after "
+            "the other. For that order, write them into one file"
+        )
     names = ("dataset_name", "dataset_config", "dataset_train_split")
     translation.drop(*names, why="TRL ignores it where datasets is set")
 

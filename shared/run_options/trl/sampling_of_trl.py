@@ -12,7 +12,7 @@ _SETTINGS: Final = {
     **dict.fromkeys(("max_tokens", "max_new_tokens"), "max_completion_length"),
     "structured_outputs_regex": "vllm_structured_outputs_regex",
 }
-"""Arguments of ``generation_kwargs`` that are settings of a run. As in TRL, they win over the options."""
+"""Arguments of ``generation_kwargs`` that are settings of a run. They win over the options, here also in the loss."""
 _OF_TRANSFORMERS: Final = (
     *("do_sample", "num_beams", "num_beam_groups", "length_penalty", "early_stopping", "diversity_penalty"),
     *("use_cache", "cache_implementation", "pad_token_id", "bos_token_id"),
@@ -39,8 +39,12 @@ def sampling(translation: Translation) -> None:
         )
     left_out = [name for name in _OF_TRANSFORMERS if kwargs.pop(name, None) is not None]
     if moved:
-        names = ", ".join(dict.fromkeys(_SETTINGS[name] for name in moved))
-        translation.notes.append(f"generation_kwargs: {', '.join(moved)} became the run's {names}")
+        settings = dict.fromkeys(_SETTINGS[name] for name in moved)
+        of_loss = [name for name in settings if name in ("temperature", "max_completion_length")]
+        also = (
+            f"; the loss takes {' and '.join(of_loss)} from there too, where TRL keeps its options" if of_loss else ""
+        )
+        translation.notes.append(f"generation_kwargs: {', '.join(moved)} became the run's {', '.join(settings)}{also}")
     if left_out:
         translation.notes.append(
             f"generation_kwargs: {', '.join(left_out)} left out; vLLM samples each completion by itself, without beams"

@@ -113,6 +113,11 @@ def _steps_per_generation(translation: Translation, *, accumulated: int, per_mic
             )
         )
     if micro_steps <= accumulated:  # several generations make one optimizer step, and come from the same weights
+        if micro_steps < accumulated and _is_normalised_by_batch(translation):
+            translation.notes.append(
+                f"{name}: an optimizer step is one batch here, whose tokens and rewards are normalised together; TRL "
+                f"samples {accumulated / micro_steps:g} batches for it, and normalises each by itself"
+            )
         return 1
     if micro_steps % accumulated:
         translation.problems.append(
@@ -123,6 +128,15 @@ def _steps_per_generation(translation: Translation, *, accumulated: int, per_mic
             )
         )
     return int(micro_steps // accumulated)
+
+
+def _is_normalised_by_batch(translation: Translation) -> bool:
+    """Return whether the loss or the advantages of a completion depend on the other groups of its batch."""
+    return (
+        translation.value("loss_type") in ("dapo", "cispo", "vespo")
+        or translation.value("scale_rewards") == "batch"
+        or translation.value("multi_objective_aggregation") == "normalize_then_sum"
+    )
 
 
 def memory(translation: Translation) -> None:

@@ -58,6 +58,29 @@ def test_completions_of_a_step_become_groups(options: dict[str, Any], groups: in
 
 
 @pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        ({"steps_per_generation": 1}, True),
+        ({"generation_batch_size": 8}, True),
+        ({"steps_per_generation": 8}, False),
+        ({"steps_per_generation": 1, "loss_type": "grpo"}, False),
+        ({"steps_per_generation": 1, "loss_type": "grpo", "scale_rewards": "batch"}, True),
+    ],
+)
+def test_several_generations_in_a_step_are_noted_where_trl_normalises_each(
+    options: dict[str, Any], is_noted: bool
+) -> None:
+    said = notes(per_device_train_batch_size=8, gradient_accumulation_steps=8, **options)
+    assert any("normalises each by itself" in note for note in said) is is_noted
+
+
+def test_data_sets_that_are_not_shuffled_take_turns_which_is_noted() -> None:
+    several = {"dataset_name": None, "datasets": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}
+    assert [note for note in notes(**several, shuffle_dataset=False) if note.startswith("datasets: they take turns")]
+    assert not [note for note in notes(**several) if note.startswith("datasets: they take turns")]
+
+
+@pytest.mark.parametrize(
     ("options", "dtype"),
     [
         ({"bf16": True}, "bfloat16"),

@@ -63,3 +63,17 @@ def test_code_of_a_repository_is_not_run_and_a_branch_without_an_upload_is_not_n
     _, notes = translated(trust_remote_code=True, hub_revision="v2")
     assert "trust_remote_code: left out; code of a model's repository is never run" in notes
     assert "hub_revision: left out; push_to_hub is not set" in notes
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"temperature": 0.7}, "the loss takes temperature from there too"),
+        ({"max_tokens": 64}, "the loss takes max_completion_length from there too"),
+        ({"top_p": 0.9}, ""),
+    ],
+)
+def test_arguments_that_count_in_the_loss_here_are_noted(kwargs: dict[str, Any], says: str) -> None:
+    _, said = translated(generation_kwargs=kwargs)
+    assert says in said
+    assert ("the loss takes" in said) is bool(says)
