@@ -71,7 +71,8 @@ class AgentPlayer:
         await session.close()  # a turn that is not whole when the program ends is not part of the rollout
         rollout.completion, rollout.num_calls = session.recording.completion(), session.recording.num_calls
         if not rollout.lost and not session.recording.num_turns:
-            rollout.lost = f"{self._program.name} ended without a turn"
+            why = f": its last request was refused: {opened.refused}" if opened.refused else ""
+            rollout.lost = f"{self._program.name} ended without a turn{why}"
         if not rollout.lost:
             await self._end(session, rollout, opened.reward)
         return rollout

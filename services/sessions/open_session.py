@@ -99,6 +99,8 @@ class OpenSession:
         self.reward: float | None = None
         self.is_full = False
         """Whether the last turn was refused because its conversation was too long."""
+        self.refused = ""
+        """Why the last request for a turn was refused; empty if it was not."""
         self._max_completion_length = max_completion_length
         self._limit = limit
         self._counts_at_end: tuple[int, int] | None = None
@@ -137,7 +139,7 @@ class OpenSession:
                 messages, tools, max_tokens=max_tokens, max_completion_tokens=self._max_completion_length, seed=seed
             )
         except TurnRefusedError as error:
-            self.is_full = error.kind == "context_length"
+            self.is_full, self.refused = error.kind == "context_length", str(error)
             raise
         except HeadraceError as error:
             self.end(error)
@@ -147,7 +149,7 @@ class OpenSession:
                 raise
             raise SessionOverError(f"session {self.session_id} ended before the turn was whole") from None
         else:
-            self.is_full = False
+            self.is_full, self.refused = False, ""
             self._num_answers[number := self.session.recording.number_of(turn)] += 1
             if self._num_answers[number] <= _NUM_STARTS:
                 self._silent_s = 0.0

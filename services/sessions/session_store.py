@@ -10,6 +10,7 @@ withdrawn or buried, or when its run is deleted.
 """
 
 import itertools
+import logging
 
 import msgspec
 
@@ -21,6 +22,8 @@ from shared.messages import MAX_MESSAGE_BYTES, RETURNED_LIST
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import patiently
 from shared.redis.streams import Delivery
+
+log = logging.getLogger(__name__)
 
 _PATIENCE_S = 60.0
 _FOR_REWARDS_BYTES = 1024 * 1024
@@ -64,24 +67,56 @@ class GroupStore:
     async def load(self) -> dict[int, list[Entry]]:
         """Return the earlier entries, in order, by the rollout's number in its group. Rollouts without any are absent.
 
+        A Redis that was killed may have lost an entry, although later ones are there. They are deleted, and sampled
+        again.
+
         Raises:
-            MessageError: The entries were written by another release, or an entry is missing.
+            MessageError: The entries were written by another release.
+            GroupTakenError: Another replica has the group.
             UnavailableError: Redis did not answer.
         """
         found = await patiently(
             lambda: self._redis.hgetall(self.key), what="reading recorded sessions", timeout_s=_PATIENCE_S
         )
         recordings: dict[int, list[Entry]] = {}
+        behind_a_gap: list[str] = []
         for branch, number in sorted(tuple(map(int, field.split(b"/"))) for field in found):
             data = found[b"%d/%d" % (branch, number)]
             entry, entries = _decode(data), recordings.setdefault(branch, [])
             if number != len(entries):
-                raise MessageError(f"entry {len(entries)} of what was recorded in session {branch} is missing")
+                behind_a_gap.append(f"{branch}/{number}")
+                continue
             entries.append(entry)
             self._num_bytes += _num_bytes(number, entry, data)
             self._note_oldest(branch, entry)
+        if behind_a_gap:  # later entries will have their numbers
+            log.warning(
+                "group %s: Redis has lost a recorded entry; %d later ones are sampled again",
+                self._delivery.group_id,
+                len(behind_a_gap),
+            )
+            await self._delete(behind_a_gap)
         await self._write_start()
-        return recordings
+        return {branch: entries for branch, entries in recordings.items() if entries}
+
+    async def _delete(self, fields: list[str]) -> None:
+        """Delete recorded entries. Raises GroupTakenError if another replica has the group, and may have made them."""
+        consumer, entry_id = self._delivery.consumer, self._delivery.entry_id
+        owned = await patiently(
+            lambda: self._redis.xpending_range(
+                self._keys.prompts,
+                consumer.consumer_group,
+                min=entry_id,
+                max=entry_id,
+                count=1,
+                consumername=consumer.name,
+            ),
+            what="reading who has a group",
+            timeout_s=_PATIENCE_S,
+        )
+        if not owned:
+            raise GroupTakenError(f"group {self._delivery.group_id} no longer belongs to this replica")
+        await patiently(lambda: self._redis.hdel(self.key, *fields), what="deleting entries", timeout_s=_PATIENCE_S)
 
     async def record(self, branch: int, number: int, entry: Entry) -> None:
         """Write an entry of one rollout to Redis, if this replica still owns the group.

@@ -263,6 +263,23 @@ async def test_silence_after_the_conversation_became_too_long_loses_the_rollout(
     assert "neither ended nor asked for a new turn" in rollout.lost
 
 
+async def test_a_program_whose_first_request_is_refused_says_why() -> None:
+    async def play(client: OpenSession) -> None:
+        try:
+            await ask(client, QUESTION)
+        except TurnRefusedError as error:
+            raise AgentFailedError("my_agent:run ended with BadRequestError") from error
+
+    def policy(request: TurnRequest) -> SampledTurn:
+        raise TurnRefusedError("the conversation has 9 tokens, and the context 8", kind="context_length")
+
+    rollout, _ = await Rig(policy).played(Program(play))
+    assert rollout.lost == (
+        "my_agent:run ended without a turn: its last request was refused: "
+        "the conversation has 9 tokens, and the context 8"
+    )
+
+
 async def test_an_error_long_after_a_conversation_that_became_too_long_loses_the_rollout() -> None:
     async def play(client: OpenSession) -> None:
         with contextlib.suppress(TurnRefusedError):

@@ -239,13 +239,23 @@ async def test_what_forks_repeat_in_their_rows_takes_room(claim: Claim, run_keys
         await again.record(0, num_recorded, entries[num_recorded])
 
 
-async def test_a_recording_with_a_gap_is_an_error(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
+async def test_entries_behind_one_that_redis_has_lost_are_recorded_again(
+    claim: Claim, redis: Redis, run_keys: RunKeys
+) -> None:
+    """A Redis that was killed loses the last writes, and a replica that outlives it records the next ones."""
     store = GroupStore(await claim("a"), run_keys, num_rollouts=3)
-    await store.record(1, 0, turn(0))
-    await store.record(1, 1, turn(1))
-    await redis.hdel(store.key, "1/0")
-    with pytest.raises(MessageError, match="entry 0 of what was recorded in session 1 is missing"):
-        await GroupStore(await claim("b"), run_keys, num_rollouts=3).load()
+    for number in range(4):
+        await store.record(1, number, turn(number))
+    await store.record(0, 0, turn(0))
+    for number in range(2):
+        await store.record(2, number, turn(number))
+    await redis.hdel(store.key, "1/1", "2/0")
+    again = GroupStore(await claim("b"), run_keys, num_rollouts=3)
+    assert await again.load() == {0: [turn(0)], 1: [turn(0)]}
+    await again.record(1, 1, turn(7))
+    await again.record(1, 2, turn(8))
+    last = GroupStore(await claim("c"), run_keys, num_rollouts=3)
+    assert await last.load() == {0: [turn(0)], 1: [turn(0), turn(7), turn(8)]}
 
 
 async def test_a_late_hand_off_keeps_what_is_recorded_of_a_group_that_was_admitted_again(
