@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -135,14 +136,17 @@ def _editing(path: Path) -> Generator[list[str]]:
         is_there = path.exists()
         if is_there:
             read_keys_file(path)
-        lines = path.read_text(encoding="utf-8").splitlines() if is_there else [HEADER]
+        lines = path.read_text(encoding="utf-8-sig").splitlines() if is_there else [HEADER]
         yield lines
-        mode = path.stat().st_mode & 0o777 if is_there else _NEW_FILE_MODE
+        before = path.stat() if is_there else None
+        mode = before.st_mode & 0o777 if before is not None else _NEW_FILE_MODE
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         aside.unlink(missing_ok=True)
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                if before is not None:
+                    _keep_owner(file.fileno(), before, path)
                 os.fchmod(file.fileno(), mode)
                 file.write("".join(f"{line}\n" for line in lines))
                 file.flush()
@@ -156,6 +160,22 @@ def _editing(path: Path) -> Generator[list[str]]:
         os.close(directory)
 
 
+def _keep_owner(descriptor: int, before: os.stat_result, path: Path) -> None:
+    """Give a new file the user and the group of the file that it replaces, or services could no longer read it."""
+    now = os.fstat(descriptor)
+    if (now.st_uid, now.st_gid) == (before.st_uid, before.st_gid):
+        return
+    try:
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+    except OSError as error:
+        if before.st_mode & stat.S_IROTH:  # services can read it whosever it is
+            return
+        raise UserError(
+            f"{path} belongs to user {before.st_uid} and group {before.st_gid}, which a new file of yours cannot be "
+            "given: run the command as that user or as root. Nothing was changed"
+        ) from error
+
+
 @contextlib.contextmanager
 def _told_in_words() -> Generator[None]:
     try:
@@ -163,7 +183,7 @@ def _told_in_words() -> Generator[None]:
     except KeysFileError as error:
         raise UserError(str(error)) from error
     except OSError as error:
-        raise UserError(f"{error.filename} cannot be used: {error.strerror}") from error
+        raise UserError(f"{error.filename or 'the keys file'} cannot be used: {error.strerror}") from error
 
 
 def _end_of(key: NamedKey) -> Text:

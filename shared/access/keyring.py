@@ -55,7 +55,9 @@ class Keyring:
         self._looking = threading.Lock()
         self._mark: FileMark | None = None
         self._named: tuple[NamedKey, ...] = ()
-        self._is_broken = False
+        self._why_unreadable = ""
+        """Why the file could not be read the last time; empty if it could."""
+        self._read_at = time.monotonic()
         if file is not None:
             self._mark = mark_of(file)
             try:
@@ -100,7 +102,7 @@ class Keyring:
     def is_file_broken(self) -> bool:
         """Whether the keys file cannot be read now, so that the keys that were read last are in force."""
         self._look()
-        return self._is_broken
+        return bool(self._why_unreadable)
 
     def _look(self, *, now: bool = False) -> None:
         """Reload the keys file if it has changed. Called by the event loop and by the metrics thread."""
@@ -111,26 +113,30 @@ class Keyring:
         try:
             self._looked_at = time.monotonic()
             mark = mark_of(self._file)
-            if mark != self._mark:
-                self._mark = mark
-                self._read_again(self._file)
+            # A file may be unreadable only for a moment. Wrong keys must not have it read at each request.
+            is_due = bool(self._why_unreadable) and time.monotonic() - self._read_at >= self._look_every_s
+            if mark != self._mark or is_due:
+                is_changed, self._mark = mark != self._mark, mark
+                self._read_again(self._file, is_changed=is_changed)
         finally:
             self._looking.release()
 
-    def _read_again(self, file: Path) -> None:
+    def _read_again(self, file: Path, *, is_changed: bool) -> None:
+        self._read_at = time.monotonic()
         try:
             named = read_keys_file(file)
         except KeysFileError as error:
-            self._is_broken = True
-            log.error(  # noqa: TRY400  a sentence
-                "%s: %s. The %d keys that were read last stay in force, even if you revoked some: correct the file",
-                VARIABLE,
-                error,
-                len(self._named),
-            )
+            if is_changed or str(error) != self._why_unreadable:
+                self._why_unreadable = str(error)
+                log.error(  # noqa: TRY400  a sentence
+                    "%s: %s. The %d keys that were read last stay in force, even if you revoked some: correct the file",
+                    VARIABLE,
+                    error,
+                    len(self._named),
+                )
             return
         audit_log.info("%s was read again: %s", VARIABLE, _what_changed(self._named, named))
-        self._named, self._is_broken = named, False
+        self._named, self._why_unreadable = named, ""
 
 
 def keys_file_gauge(registry: CollectorRegistry) -> Gauge:

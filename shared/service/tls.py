@@ -51,6 +51,8 @@ class ServerCertificate:
         self._look_every_s = look_every_s
         self._looked_at = time.monotonic()
         self._marks = self._marks_now()
+        self._why_unreadable = ""
+        """Why the files could not be read at the last look; empty if they could."""
         self._newest = _loaded(cert_file, key_file)
         self.context = _loaded(cert_file, key_file)
         """TLS context for the server. Each handshake uses the newest certificate."""
@@ -69,14 +71,17 @@ class ServerCertificate:
             return
         self._looked_at = time.monotonic()
         marks = self._marks_now()
-        if marks == self._marks:
+        if marks == self._marks and not self._why_unreadable:  # files may be unreadable only for a moment
             return
-        self._marks = marks
+        is_changed, self._marks = marks != self._marks, marks
         try:
             self._newest = _loaded(*self._files)
         except UserError as error:
-            log.error("%s. The certificate that was read last stays in use", error)  # noqa: TRY400  a sentence
+            if is_changed or str(error) != self._why_unreadable:
+                self._why_unreadable = str(error)
+                log.error("%s. The certificate that was read last stays in use", error)  # noqa: TRY400  a sentence
             return
+        self._why_unreadable = ""
         log.info("the certificate in %s was read again", self._files[0])
 
     def _marks_now(self) -> list[FileMark | None]:

@@ -3,13 +3,14 @@
 import logging
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr, ValidationError
 
 from shared.access.keyring import Keyring, keys_file_gauge
-from shared.access.named_keys import NamedKey, digest_of
+from shared.access.named_keys import KeysFileError, NamedKey, digest_of
 from shared.access.route_table import SCOPES, Scope
 from shared.errors import UserError
 from shared.settings import ServiceSettings
@@ -130,6 +131,36 @@ def test_a_broken_file_keeps_the_previous_keys_and_is_reported(
     file.write_text(line("notebook", "read"))
     assert (name_of(keyring, "key of ci"), name_of(keyring, "key of notebook")) == (None, "notebook")
     assert registry.get_sample_value("headrace_keys_file_broken") == 0
+
+
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring = Keyring(file=file, look_every_s=0)
+
+    def fail(_: Path) -> NoReturn:
+        raise KeysFileError("api-keys cannot be read: Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shared.access.keyring.read_keys_file", fail)
+        file.write_text("")
+        assert keyring.is_file_broken()
+        assert name_of(keyring, "key of ci") == "ci"
+    assert not keyring.is_file_broken()
+    assert name_of(keyring, "key of ci") is None
+
+
+def test_wrong_keys_do_not_have_a_broken_file_read_at_each_request(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring = Keyring(file=file, look_every_s=3600)
+    file.write_text("ci read\n")
+    read: list[Path] = []
+
+    def count(path: Path) -> NoReturn:
+        read.append(path)
+        raise KeysFileError("api-keys, line 1: write NAME")
+
+    monkeypatch.setattr("shared.access.keyring.read_keys_file", count)
+    for number in range(10):
+        assert name_of(keyring, f"wrong key {number}") is None
+    assert read == [file]
 
 
 def test_a_service_does_not_start_with_a_broken_file(file: Path) -> None:

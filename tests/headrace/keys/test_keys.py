@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +78,53 @@ def test_a_file_is_created_only_for_its_owner_and_keeps_a_changed_mode(
     add(capsys, "me", "--scopes", "read", "--file", str(file))
     assert stat.S_IMODE(file.stat().st_mode) == 0o444
     assert [path.name for path in file.parent.iterdir()] == ["api-keys"], "no temporary file is left"
+
+
+def test_an_edited_file_keeps_its_owner_and_its_group(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(capsys, "ci", "--scopes", "read", "--file", str(file))
+    if os.getuid() == 0:
+        user, group = 12345, 12346
+    else:
+        user, group = os.getuid(), next((group for group in os.getgroups() if group != file.stat().st_gid), -1)
+        if group == -1:
+            pytest.skip("this user has only one group")
+    os.chown(file, user, group)
+    assert cli.main(["keys", "revoke", "ci", "--file", str(file)]) == 0
+    assert (file.stat().st_uid, file.stat().st_gid) == (user, group)
+
+
+def test_a_file_that_cannot_keep_its_owner_is_not_changed(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = add(capsys, "ci", "--scopes", "read", "--file", str(file))
+    before = file.read_text()
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refused)
+    fstat = os.fstat
+
+    def of_another(descriptor: int) -> SimpleNamespace:
+        return SimpleNamespace(st_uid=-5, st_gid=fstat(descriptor).st_gid)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert "run the command as that user or as root. Nothing was changed" in said(
+        capsys, "revoke", "ci", "--file", str(file)
+    )
+    monkeypatch.undo()
+    assert file.read_text() == before
+    assert Keyring(file=file).find(shown.encode(), "read") is not None
+
+
+def test_a_key_on_the_first_line_after_a_byte_order_mark_is_revoked(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = add(capsys, "ci", "--scopes", "read", "--file", str(file))
+    (key,) = [line for line in file.read_text().splitlines() if line.startswith("ci")]
+    file.write_text(f"{key}\n", encoding="utf-8-sig")
+    assert cli.main(["keys", "revoke", "ci", "--file", str(file)]) == 0
+    assert Keyring(file=file).find(shown.encode(), "read") is None
 
 
 def test_an_edit_is_on_the_disk_before_and_after_it_takes_the_place_of_the_file(
