@@ -131,7 +131,8 @@ def _need(found: Found, path: str) -> Need | None:
 class _Watch:
     """Reports a client as disconnected to the application, once the client's key is no longer valid.
 
-    An application that streams an answer waits for this message, and ends the stream as if the client had left.
+    An application that streams an answer waits for this message, and ends the stream as if the client had left. An
+    answer with a Content-Length is sent to its end.
     """
 
     def __init__(self, is_good: Callable[[], bool], receive: Receive, send: Send) -> None:
@@ -140,6 +141,7 @@ class _Watch:
         self._send = send
         self._is_body_whole = False
         self._has_started = False
+        self._has_length = False
         self._is_over = False
         self._is_cut = False
 
@@ -151,7 +153,7 @@ class _Watch:
         waiting = asyncio.ensure_future(self._receive())
         try:
             while not (await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S))[0]:
-                if not self._is_good():
+                if not self._has_length and not self._is_good():  # an answer of known length is sent to its end
                     self._is_cut = True
                     return {"type": "http.disconnect"}
             return waiting.result()
@@ -159,6 +161,10 @@ class _Watch:
             waiting.cancel()
 
     async def send(self, message: Message) -> None:
+        if self._is_cut and not self._has_started:
+            return  # the application believes that the client has gone; `finish` answers it with 401
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
         self._has_started = True
         self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
         await self._send(message)
