@@ -110,7 +110,7 @@ class OutgoingRequests:
                 f"secret '{sent[0]}' would be sent over plain http://; use https://, or ask an operator to name the "
                 "host in HEADRACE_REWARD_ALLOWED_HOSTS"
             )
-        return {name: self._secrets.read(name, host=host) for name in spec.secret_names}
+        return {name: self._secrets.read(name, host=host, port=port) for name in spec.secret_names}
 
 
 def _clean(answer: HttpAnswer, secrets: set[str]) -> HttpAnswer:

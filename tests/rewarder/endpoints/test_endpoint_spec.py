@@ -54,9 +54,9 @@ def test_other_names_are_not(name: str) -> None:
 
 def test_a_secret_is_a_line_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "judge-key").write_text("sk-12345678\n")
-    assert SecretFiles(tmp_path).read("judge-key", host="judge.example") == "sk-12345678"
+    assert SecretFiles(tmp_path).read("judge-key", host="judge.example", port=443) == "sk-12345678"
     (tmp_path / "judge-key").write_text("sk-rotated-1")
-    assert SecretFiles(tmp_path).read("judge-key", host="judge.example") == "sk-rotated-1"
+    assert SecretFiles(tmp_path).read("judge-key", host="judge.example", port=443) == "sk-rotated-1"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_secret_that_no_header_can_carry_is_refused_and_not_shown(
     if content is not None:
         (tmp_path / "judge-key").write_bytes(content)
     with pytest.raises(SecretError, match=why) as error:
-        SecretFiles(tmp_path).read("judge-key", host="judge.example")
+        SecretFiles(tmp_path).read("judge-key", host="judge.example", port=443)
     assert not content or content.decode("latin-1")[:5] not in str(error.value)
 
 
@@ -87,9 +87,9 @@ def test_a_secret_is_never_outside_its_directory(tmp_path: Path, name: str) -> N
     inside.mkdir()
     (tmp_path / "judge-key").write_text("sk-12345678")
     with pytest.raises(SecretError, match="a secret is named with letters"):
-        SecretFiles(inside).read(name, host="judge.example")
+        SecretFiles(inside).read(name, host="judge.example", port=443)
     with pytest.raises(SecretError, match="HEADRACE_REWARD_SECRETS_DIR of the rewarder is not set"):
-        SecretFiles(None).read("judge-key", host="judge.example")
+        SecretFiles(None).read("judge-key", host="judge.example", port=443)
 
 
 def test_a_secret_may_be_limited_to_some_hosts(tmp_path: Path) -> None:
@@ -97,13 +97,20 @@ def test_a_secret_may_be_limited_to_some_hosts(tmp_path: Path) -> None:
     (tmp_path / "judge-key.hosts").write_text("judge.example\n*.internal\n")
     secrets = SecretFiles(tmp_path)
     for host in ("judge.example", "rm.internal"):
-        assert secrets.read("judge-key", host=host)
+        assert secrets.read("judge-key", host=host, port=443)
     for host in ("evil.example", "judge.example.evil.example", "internal"):
-        with pytest.raises(SecretError, match=f"may not be sent to {host}: the file judge-key.hosts does not name"):
-            secrets.read("judge-key", host=host)
+        with pytest.raises(
+            SecretError,
+            match=f"may not be sent to {host} at port 443: judge-key.hosts does not name these",
+        ):
+            secrets.read("judge-key", host=host, port=443)
+    (tmp_path / "judge-key.hosts").write_text("judge.internal:8443")
+    assert secrets.read("judge-key", host="judge.internal", port=8443)
+    with pytest.raises(SecretError, match=r"may not be sent to judge\.internal at port 9000"):
+        secrets.read("judge-key", host="judge.internal", port=9000)
     (tmp_path / "judge-key.hosts").write_text("http://judge.example/")
     with pytest.raises(SecretError, match="has something that is not a host name"):
-        secrets.read("judge-key", host="judge.example")
+        secrets.read("judge-key", host="judge.example", port=443)
 
 
 async def test_an_international_name_is_its_xn_form_everywhere(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Reads secrets by name: one file per secret, in a directory that Kubernetes or Docker Compose mounts.
 
     HEADRACE_REWARD_SECRETS_DIR/judge-key          holds the secret called judge-key
-    HEADRACE_REWARD_SECRETS_DIR/judge-key.hosts    optional: lists the hosts it may be sent to, one per line
+    HEADRACE_REWARD_SECRETS_DIR/judge-key.hosts    optional: hosts it may be sent to, HOST or HOST:PORT, one a line
 
 A specification names secrets and never holds one. Each request reads its secrets again, so a rotated secret is used at
 once. No listing, log or error shows a secret, and Redis does not hold one. The ``.hosts`` file protects a secret when
@@ -34,11 +34,11 @@ class SecretFiles:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
-    def read(self, name: str, *, host: str) -> str:
-        """Return the secret ``name``, to be sent to ``host``.
+    def read(self, name: str, *, host: str, port: int) -> str:
+        """Return the secret ``name``, to be sent to ``host`` at ``port``.
 
         Raises:
-            SecretError: The secret cannot be read, may not be sent to ``host``, or does not fit into a header.
+            SecretError: The secret cannot be read, may not be sent there, or does not fit into a header.
         """
         if self._directory is None:
             raise SecretError(
@@ -66,9 +66,9 @@ class SecretFiles:
                 f"secret '{name}' must be one line of at least {_MIN_SECRET_CHARACTERS} printable ASCII characters"
             )
         hosts = _hosts(self._directory / f"{name}.hosts")
-        if hosts is not None and not any(allowed.covers(host) for allowed in hosts):
+        if hosts is not None and not any(allowed.opens(host, port) for allowed in hosts):
             raise SecretError(
-                f"secret '{name}' may not be sent to {host}: the file {name}.hosts does not name that host"
+                f"secret '{name}' may not be sent to {host} at port {port}: {name}.hosts does not name these"
             )
         return text
 
