@@ -13,6 +13,8 @@ from typing import Final
 
 MAX_FILES: Final = 1000
 """Largest allowed number of files in a set."""
+MAX_DIRECTORIES: Final = 1000
+"""Largest allowed number of directories in a set, without its own."""
 MAX_PATH: Final = 512
 """Largest allowed length of a path in a set, in characters."""
 MAX_FILE_BYTES: Final = 1 << 44
@@ -80,12 +82,22 @@ def why_no_set(files: Iterable[SetFile]) -> str:
         return "there are no files"
     if len(paths) > MAX_FILES:
         return f"there are {len(paths)} files, and a set has at most {MAX_FILES}"
+    directories = directories_of(paths)
+    for parent in directories:
+        if parent in paths:
+            return f"{parent!r} is both a file and a directory"
+    if len(directories) > MAX_DIRECTORIES:
+        return f"there are {len(directories)} directories, and a set has at most {MAX_DIRECTORIES}"
+    return ""
+
+
+def directories_of(paths: Iterable[str]) -> dict[str, None]:
+    """Return the directories below which the files are, in the order of the paths, without the set's own."""
+    found: dict[str, None] = {}
     for path in paths:
         parts = path.split("/")
-        for end in range(1, len(parts)):
-            if (parent := "/".join(parts[:end])) in paths:
-                return f"{parent!r} is both a file and a directory"
-    return ""
+        found |= dict.fromkeys("/".join(parts[:end]) for end in range(1, len(parts)))
+    return found
 
 
 def set_id(files: Iterable[SetFile]) -> str:

@@ -12,15 +12,17 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
+from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.run_reference import RunToRead
-from services.trainer.run_api.trainer_api import Api
+from services.trainer.run_api.trainer_api import Api, TrainerApi
 from services.trainer.run_files import RunFiles
 from shared.files.file_set import MAX_PATH, SetFile
 from shared.redis.run_record import TERMINAL, RunRecord
 
 _OCTETS = "application/octet-stream"
 _READ_BYTES = 1024 * 1024
+_HASHING_S = 6 * 3600.0
 _RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 
 router = APIRouter(prefix="/v1/runs/{run_id}/model", tags=["models"])
@@ -46,12 +48,23 @@ async def list_model_files(run: RunToRead, api: Api) -> Model:
     """List the files of the run's final model. The first request reads all of them, for their hashes."""
     async with api.hashing:
         try:
-            found = await asyncio.to_thread(api.exported_files.list, _directory(run))
+            found = await _listed(run, api)
         except FileNotFoundError:  # it was replaced
-            found = await asyncio.to_thread(api.exported_files.list, _directory(run))
+            found = await _listed(run, api)
     if not found:
         raise _no_model(run)
     return Model(run_id=run.run_id, files=[_shown(file) for file in found])
+
+
+async def _listed(run: RunRecord, api: TrainerApi) -> list[SetFile]:
+    """List the files in a daemon thread: reading a large model must not delay the end of this process."""
+    try:
+        return await in_thread(
+            lambda: api.exported_files.list(_directory(run)), timeout_s=_HASHING_S, name="hash a model"
+        )
+    except TimeoutError as error:
+        detail = "The model could not be read within six hours. Copy it from the machine of the trainer."
+        raise Problem(503, "File unavailable", detail, run_id=run.run_id) from error
 
 
 @router.get(

@@ -47,6 +47,8 @@ class TrainerApi:
     """Held while a model's files are read for their hashes. Clients that wait for it take no threads from others."""
     hashing_uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
     """Held while the hash of an uploaded file is checked."""
+    changing_uploads: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while an upload is begun, completed or used. Clients that wait for it take no threads from others."""
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a run is added to the queue, or deleted. Always taken before ``editing``."""
     editing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -61,7 +63,8 @@ class TrainerApi:
         """Note a use of the uploads that a run's settings name, so that no upload expires before the run is queued."""
         named = [*texts_in(settings)]
         for store in self.client_files:
-            await asyncio.to_thread(store.use, *named)
+            async with self.changing_uploads:
+                await asyncio.to_thread(store.use, *named)
 
 
 def make_api(

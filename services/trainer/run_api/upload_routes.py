@@ -169,7 +169,8 @@ async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
     """Begin an upload, or ask how much of it is here, as often as needed. Files that are here are not sent again."""
     upload = await _read(request, NewUpload, max_nested=_MAX_NESTED)
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
-    state = await asyncio.to_thread(store.begin, files)
+    async with api.changing_uploads:
+        state = await asyncio.to_thread(store.begin, files)
     name_subject(state.upload_id)
     return Upload(**asdict(state), expires_after_s=api.settings.upload_expiry_s)
 
@@ -210,9 +211,12 @@ async def upload_piece(
                 await _write(request.stream(), part)
             finally:
                 await asyncio.to_thread(part.close)
-        if part.received == part.file.size:
+        if part.received < part.file.size:
+            state = await asyncio.to_thread(store.state, upload_id)
+        else:
             await _check(part, store, api)
-        state = await asyncio.to_thread(store.close_part, upload_id, part)
+            async with api.changing_uploads:
+                state = await asyncio.to_thread(store.close_part, upload_id, part)
     (file, *_) = (file for file in state.files if file.sha256 == sha256)
     return UploadedPiece(received=file.received, is_whole=file.is_whole, is_complete=state.is_complete)
 

@@ -60,7 +60,7 @@ class ModuleStore:
         path = self._directory / f"{module}.py"
         with self._changing, self._disk.or_507():
             if not path.exists():
-                self._disk.require(len(code))
+                self._disk.require(len(code), num_files=1)
                 write_whole(path, code, aside=_PART)
             elif path.is_dir() or path.read_bytes() != code:
                 raise Problem(

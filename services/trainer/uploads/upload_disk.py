@@ -1,12 +1,15 @@
 """Checks the disk that uploads are written to for free space, and turns its errors into HTTP problems."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Generator
 from pathlib import Path
 
 from services.trainer.disk_room import is_disk_full
 from services.trainer.problems import Problem
+
+_INODES_KEPT_FREE = 0.05
 
 
 class UploadDisk:
@@ -23,11 +26,22 @@ class UploadDisk:
         self._variable = variable
         self._keep_free_bytes = keep_free_bytes
 
-    def require(self, num_bytes: int) -> None:
-        """Raise a Problem (507) if this many more bytes would leave less than ``keep_free_bytes`` free on the disk."""
+    def require(self, num_bytes: int, *, num_files: int = 0) -> None:
+        """Raise a Problem (507) if an upload would take space that the runs need.
+
+        Args:
+            num_bytes: Bytes to come. At least ``keep_free_bytes`` stay free.
+            num_files: Files and directories to come. At least 5% of the disk's inodes stay free.
+        """
         free = shutil.disk_usage(self._directory).free
         if num_bytes and free - num_bytes < self._keep_free_bytes:
             raise self._no_space(f"{num_bytes} bytes are to come, and {free} are free")
+        disk = os.statvfs(self._directory)
+        if num_files and disk.f_files and disk.f_favail - num_files < disk.f_files * _INODES_KEPT_FREE:
+            raise self._no_space(
+                f"{num_files} files and directories are to come, {disk.f_favail} of {disk.f_files} inodes are free, "
+                f"and {_INODES_KEPT_FREE:.0%} stay free"
+            )
 
     @contextlib.contextmanager
     def or_507(self) -> Generator[None]:

@@ -30,10 +30,11 @@ from services.trainer.problems import Problem
 from services.trainer.uploads.upload_disk import UploadDisk
 from services.trainer.uploads.upload_part import Part, too_long
 from shared.files.disk_sync import sync, write_whole
-from shared.files.file_set import SetFile, set_id, why_no_set
+from shared.files.file_set import SetFile, directories_of, set_id, why_no_set
 
 _INCOMING, _FILES = ".incoming", ".files"
 _MANIFEST, _WHOLE, _SET = "manifest.json", "whole", "sha256-"
+_DIRECTORY_BYTES = 4096
 _EMPTY = hashlib.sha256().hexdigest()
 _WITHOUT_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES})
 
@@ -121,12 +122,23 @@ class UploadStore:
             if self._use(upload_id):
                 return self._state(upload_id, files, is_complete=True)
             incoming = self._incoming(upload_id)
+            is_new = not (incoming / _MANIFEST).exists()
             incoming.mkdir(parents=True, exist_ok=True)
             for file in files:
                 self._link_known(incoming, file)
             missing = total - sum({file.sha256: self._received(incoming, file) for file in files}.values())
             manifest = msgspec.json.encode([asdict(file) for file in files])
-            self.disk.require(missing + len(manifest))
+            num_directories = len(directories_of(file.path for file in files))
+            num_missing = len({file.sha256 for file in files if not (incoming / file.sha256).exists()})
+            try:
+                self.disk.require(
+                    missing + len(manifest) + _DIRECTORY_BYTES * num_directories,
+                    num_files=num_missing + num_directories + 2,
+                )
+            except Problem:
+                if is_new:
+                    shutil.rmtree(incoming, ignore_errors=True)
+                raise
             write_whole(incoming / _MANIFEST, manifest)
             return self._finished_or_not(upload_id, files)
 
@@ -161,7 +173,7 @@ class UploadStore:
         if offset + size > file.size:
             raise too_long(file)
         with self._under_way():
-            self.disk.require(size if size >= 0 else file.size - offset)
+            self.disk.require(size if size >= 0 else file.size - offset, num_files=1)
             os.utime(incoming / _MANIFEST)
             return Part(incoming / f"{sha256}.part", file, offset)
 
@@ -296,6 +308,8 @@ class UploadStore:
             return state
         incoming = self._incoming(upload_id)
         whole = incoming / _WHOLE
+        num_directories = len(directories_of(file.path for file in files))
+        self.disk.require(_DIRECTORY_BYTES * num_directories, num_files=num_directories + 1)
         shutil.rmtree(whole, ignore_errors=True)
         whole.mkdir()
         for file in files:

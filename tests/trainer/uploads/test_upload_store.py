@@ -341,3 +341,20 @@ def test_text_that_looks_like_an_upload_touches_nothing_else(store: UploadStore,
     os.utime(tmp_path, (LONG_AGO_S, LONG_AGO_S))
     store.use(f"{store.directory}/..", f"{store.directory}/sha256-../..", f"{store.directory}/", "")
     assert tmp_path.stat().st_mtime == LONG_AGO_S
+
+
+def test_empty_files_leave_inodes_for_the_runs() -> None:
+    with small_disk(65536, max_files=2000) as disk:
+        store = UploadStore(disk, max_bytes=1000, keep_free_bytes=0)
+        with pytest.raises(Problem, match="files and directories are to come") as refused:  # noqa: PT012
+            for number in range(100):
+                store.begin([described(f"{number}/{part}/a/b/c/d/e/f", b"") for part in range(50)])
+        assert refused.value.status == 507
+        assert os.statvfs(disk).f_favail >= 100
+
+
+def test_a_set_has_at_most_a_thousand_directories(tmp_path: Path) -> None:
+    store = UploadStore(tmp_path, max_bytes=1000, keep_free_bytes=0)
+    with pytest.raises(Problem, match="there are 1050 directories, and a set has at most 1000") as refused:
+        store.begin([described(f"{part}/a/b/c/d/e/f/g", b"") for part in range(150)])
+    assert refused.value.status == 422
