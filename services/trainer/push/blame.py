@@ -38,13 +38,13 @@ class AttemptError(PushError):
 
     Attributes:
         blamed: Replica to reason: the replicas that the next attempt leaves out. Empty if no replica stands out.
-        is_ours: Whether it failed here, whatever the replicas did.
+        in_rendezvous: Whether it failed while the replicas entered the communicator.
     """
 
-    def __init__(self, message: str, *, blamed: dict[str, str], is_ours: bool = False) -> None:
+    def __init__(self, message: str, *, blamed: dict[str, str], in_rendezvous: bool = False) -> None:
         super().__init__(message)
         self.blamed = blamed
-        self.is_ours = is_ours
+        self.in_rendezvous = in_rendezvous
 
 
 def time_for_members(left: float) -> float:
@@ -97,7 +97,7 @@ async def all_answer(
     # The surviving members of a wire may need longer than this to notice that a peer died.
     blamed = gone or unanswered or {name: reason for name, reason in errors.items() if name in early}
     reason = next(iter((blamed or errors).values()), f"{step} did not end by the deadline")
-    raise AttemptError(reason, blamed=blamed)
+    raise AttemptError(reason, blamed=blamed, in_rendezvous=step == "join")
 
 
 async def all_stay(

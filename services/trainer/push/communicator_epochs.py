@@ -99,7 +99,7 @@ class CommunicatorEpochs:
                 fleet.transport, address=self._settings.bind_address, buffer_bytes=self._buffer_bytes
             )
         except PushError as error:
-            raise AttemptError(str(error), blamed={}, is_ours=True) from error
+            raise AttemptError(str(error), blamed={}) from error
         self._members = set(fleet.ready)
         return fleet.ready
 
@@ -281,5 +281,5 @@ def _left(deadline: float) -> float:
 
 def _time_for_members(deadline: float) -> float:
     if _left(deadline) <= 0:
-        raise AttemptError("the deadline of the push has passed", blamed={}, is_ours=True)
+        raise AttemptError("the deadline of the push has passed", blamed={})
     return time_for_members(_left(deadline))

@@ -199,9 +199,9 @@ class Outgoing:
         try:
             return await in_thread(done, timeout_s=max(deadline - time.monotonic(), 0.0), name=what)
         except TimeoutError as error:
-            raise AttemptError(f"{what} did not end by the deadline of the push", blamed={}, is_ours=True) from error
+            raise AttemptError(f"{what} did not end by the deadline of the push", blamed={}) from error
         except StoreError as error:
-            raise AttemptError(str(error), blamed={}, is_ours=True) from error
+            raise AttemptError(str(error), blamed={}) from error
 
 
 def _until(given_up: threading.Event, weights: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,8 +11,8 @@
       | required_version = v: published after the last attempt, even if members failed
 
     a step before commit fails   close the communicator (wakes every thread blocked in it), abort(epoch), leave out the
-                                 replicas to blame, or newcomers if none is, and retry once in a new epoch with the
-                                 other live replicas.
+                                 replicas to blame (or newcomers, if a rendezvous fails and none is), and retry once
+                                 in a new epoch with the other live replicas.
                                  All replicas keep serving their old weights
     commit or probe fails        that replica is out until a later push, in a new communicator; the others have v.
                                  A replica that left the run meanwhile, because it was asked to end, is not a failure
@@ -154,7 +154,9 @@ class WeightSender:
                 log.warning(
                     "pushing version %d in epoch %d failed: %s", result.policy_version, self._epochs.current, error
                 )
-                blamed = error.blamed or ({} if is_last or error.is_ours else self._newcomers(result, str(error)))
+                blamed = error.blamed
+                if not blamed and error.in_rendezvous and not is_last:
+                    blamed = self._newcomers(result, str(error))
                 await self._leave_out(result, blamed, aborted=result.lacking(), reason=str(error))
                 await self._outgoing.remove_old(deadline=deadline)
                 if is_last:
@@ -173,8 +175,8 @@ class WeightSender:
     def _newcomers(self, result: PushResult, reason: str) -> dict[str, str]:
         """Return the members that do not hold the last version that any holds, if others do, with ``reason`` for each.
 
-        If nobody is to blame for a failure, they may be it: a newcomer that others cannot reach keeps all of them
-        waiting, and nothing shows which one it is.
+        If a rendezvous fails and nobody is to blame, they may be it: a newcomer that others cannot reach keeps all of
+        them waiting, and nothing shows which one it is.
         """
         if result.fleet.transport not in ("gloo", "nccl"):  # members do not meet each other
             return {}
