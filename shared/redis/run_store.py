@@ -225,7 +225,7 @@ class RunStore:
                     pipe.delete(keys.seen(stream))
                 pipe.xtrim(keys.events, maxlen=_KEPT_EVENTS, approximate=False)
                 for group_id in started:
-                    pipe.delete(keys.sessions(group_id.decode()))
+                    pipe.delete(keys.sessions(group_id.decode(errors="replace")))
                 await pipe.execute()
 
         await patiently(delete, what=what, timeout_s=_CLEAN_S, waits_for_room=False)
@@ -338,7 +338,7 @@ class RunStore:
         await self.index.leave(run_id, None if record is None else record.name)
         keys = RunKeys(run_id)
         started = await self._patiently(lambda: self._redis.hgetall(keys.started), "reading which groups were begun")
-        sessions = [keys.sessions(group_id.decode()) for group_id in started]
+        sessions = [keys.sessions(group_id.decode(errors="replace")) for group_id in started]
         await self._asked(lambda: self._redis.delete(*keys.everything(), *sessions), "deleting the run's keys")
 
     async def _write(self, run_id: str, fields: dict[Any, Any], *, waits_for_room: bool = True) -> None:

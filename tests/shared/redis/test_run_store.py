@@ -64,7 +64,7 @@ async def test_groups_of_a_run_that_can_never_go_on_leave_redis(
         for number in range(12_000):
             pipe.xadd(keys.events, {"kind": "log", "data": str(number)})
         await pipe.execute()
-    await cast("Any", redis.hset(keys.started, "00000000", "1:0"))
+    await cast("Any", redis.hset(keys.started, mapping={"00000000": "1:0", b"\xff": "garbage"}))
     await cast("Any", redis.hset(keys.sessions("00000000"), "0/0", "a turn"))
     consumer = StreamConsumer(
         redis,
