@@ -36,9 +36,19 @@ class HeadraceApiError(HeadraceError):
         self.status = status
         self.problem = dict(problem or {})
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the service failed or was away, so that the same request may succeed later."""
+        return self.status is not None and self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
 
 class ServiceAwayError(HeadraceApiError):
     """The service did not answer, or cannot be reached."""
+
+    @property
+    def may_pass(self) -> bool:
+        """True."""
+        return True
 
 
 def _first_strange(key: str) -> str:

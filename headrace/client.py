@@ -25,7 +25,7 @@ from typing import Any, Literal, Self, overload
 from urllib.parse import quote
 
 from headrace import file_transfer
-from headrace.api_connection import ApiConnection, ServiceAwayError
+from headrace.api_connection import ApiConnection
 from headrace.api_connection import HeadraceApiError as HeadraceApiError
 from headrace.data_frames import DataFrames, frame_of
 from headrace.event_stream import Event as Event
@@ -273,9 +273,8 @@ class HeadraceClient:
                 if self.get(run_id)["status"] in ENDED:
                     return
             except HeadraceApiError as error:
-                is_away = isinstance(error, ServiceAwayError) or (error.status or 0) >= HTTPStatus.INTERNAL_SERVER_ERROR
                 failing_since = time.monotonic() if failing_since is None else failing_since
-                if not is_away or time.monotonic() - failing_since > patience_s:
+                if not error.may_pass or time.monotonic() - failing_since > patience_s:
                     raise
             stop.wait(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)

@@ -18,7 +18,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from headrace.api_connection import ServiceAwayError
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.event_stream import Event
 from headrace.watch import watch_view
@@ -148,9 +147,8 @@ class _Follower:
                 take_all(self.watch, self._client)
                 self._take_all_at = time.monotonic() + _LINE_EVERY_S
         except HeadraceApiError as error:
-            is_away = isinstance(error, ServiceAwayError) or (error.status or 0) >= 500
             self._failing_since = time.monotonic() if self._failing_since is None else self._failing_since
-            if not is_away or time.monotonic() - self._failing_since > _PATIENCE_S:
+            if not error.may_pass or time.monotonic() - self._failing_since > _PATIENCE_S:
                 raise
 
     def _notice_stall(self) -> None:

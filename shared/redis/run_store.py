@@ -214,7 +214,7 @@ class RunStore:
         give back what they read. They may record more, so `delete` still has to know which groups were begun.
         """
         what = "deleting the groups of a run that has ended"
-        started = await patiently(
+        started = await patiently(  # HGETALL, because the trainer's Redis user may not call HKEYS
             lambda: self._redis.hgetall(keys.started), what=what, timeout_s=_CLEAN_S, waits_for_room=False
         )
 

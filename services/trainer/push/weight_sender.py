@@ -77,7 +77,7 @@ class WeightSender:
         self._retries = Retries()
         self._pushed_version: int | None = None
         self._together = frozenset[str]()
-        """The replicas that got the version of the last push that reached any."""
+        """The members of the last successful push: the replicas that hold its version."""
 
     async def push(self, weights: Weights, *, policy_version: int, prober: Prober | None = None) -> PushResult:
         """Push ``policy_version`` to every live generator. A generator that fails is part of the result.
@@ -173,7 +173,7 @@ class WeightSender:
             deadline = time.monotonic() + attempt_s
 
     def _newcomers(self, result: PushResult, reason: str) -> dict[str, str]:
-        """Return the members that do not hold the last version that any holds, if others do, with ``reason`` for each.
+        """Return the members that were not in the last successful push, each with ``reason``; none if all are new.
 
         If a rendezvous fails and nobody is to blame, they may be it: a newcomer that others cannot reach keeps all of
         them waiting, and nothing shows which one it is.

@@ -167,7 +167,7 @@ async def _refuse_without_checkpoint(record: RunRecord) -> None:
 
 def is_stopping(run_id: str) -> Problem:
     """Return the refusal (409) of a change to a run that was asked to stop."""
-    detail = "The run was asked to stop, and ends after its batch. Pause, resume and new max_steps come too late."
+    detail = "The run was asked to stop, and is ending. It can no longer be paused, resumed or given more steps."
     return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 

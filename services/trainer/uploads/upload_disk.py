@@ -10,6 +10,7 @@ from services.trainer.disk_room import is_disk_full
 from services.trainer.problems import Problem
 
 _INODES_KEPT_FREE = 0.05
+"""Share of the disk's inodes that uploads leave free: without inodes, runs could write no checkpoint."""
 
 
 class UploadDisk:

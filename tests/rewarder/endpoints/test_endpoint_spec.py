@@ -101,7 +101,7 @@ def test_a_secret_may_be_limited_to_some_hosts(tmp_path: Path) -> None:
     for host in ("evil.example", "judge.example.evil.example", "internal"):
         with pytest.raises(
             SecretError,
-            match=f"may not be sent to {host} at port 443: judge-key.hosts does not name these",
+            match=f"may not be sent to {host} at port 443: judge-key.hosts does not list it",
         ):
             secrets.read("judge-key", host=host, port=443)
     (tmp_path / "judge-key.hosts").write_text("judge.internal:8443")

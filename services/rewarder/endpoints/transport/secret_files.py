@@ -68,7 +68,7 @@ class SecretFiles:
         hosts = _hosts(self._directory / f"{name}.hosts")
         if hosts is not None and not any(allowed.opens(host, port) for allowed in hosts):
             raise SecretError(
-                f"secret '{name}' may not be sent to {host} at port {port}: {name}.hosts does not name these"
+                f"secret '{name}' may not be sent to {host} at port {port}: {name}.hosts does not list it"
             )
         return text
 
