@@ -313,8 +313,9 @@ class RunFollower:
                 await asyncio.wait({generating}, timeout=self._settings.poll_every_s)
         finally:
             generating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await generating
+            await asyncio.gather(generating, return_exceptions=True)  # unlike `await`, it can be cancelled itself
+        if not generating.cancelled():
+            generating.result()
 
     async def _turn_sampler(self, run_id: str, config: RunConfig, engine: Engine) -> TurnSampler | None:
         """Return the sampler for the turns of an agent run; None for other runs.

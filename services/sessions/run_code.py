@@ -95,7 +95,7 @@ class RunCodeLoader:
         servers = read_mcp_servers(self._settings.mcp_config, options.mcp_servers)
         async with contextlib.AsyncExitStack() as stack:
             connect = partial(_connect, stack, call_timeout_s=options.tool_timeout_s, connect_timeout_s=timeout_s)
-            tools, environments, agent, *connected = await _at_the_same_time(
+            tools, environments, agent, *connected = await at_the_same_time(
                 self._tools(options, lane=lane, timeout_s=timeout_s),
                 self._environments(options, timeout_s=timeout_s),
                 self._agents.load(options.agent, lane=lane, timeout_s=timeout_s),
@@ -115,7 +115,7 @@ class RunCodeLoader:
     async def _environments(self, options: AgentOptions, *, timeout_s: float) -> EnvironmentChoice | None:
         at_once = asyncio.Semaphore(self._settings.max_environments)
         factories = options.environment_factories()
-        loaded = await _at_the_same_time(
+        loaded = await at_the_same_time(
             *(
                 self._environments_of(factory, options, at_once=at_once, timeout_s=timeout_s)
                 for factory in factories.values()
@@ -163,11 +163,18 @@ async def _connect(
     )
 
 
-async def _at_the_same_time(*loading: Coroutine[Any, Any, Any]) -> list[Any]:
+async def at_the_same_time(*loading: Coroutine[Any, Any, Any]) -> list[Any]:
     """Await coroutines concurrently, and return their results. If one fails, cancel the others and raise its error."""
+    tasks = [asyncio.create_task(each, name="load a run's code") for each in loading]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each, name="load a run's code") for each in loading]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # A TaskGroup forgets a cancellation that comes while it waits here, after an error.
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    failures = [result for result in results if isinstance(result, Exception)]
+    if failures:
+        raise failures[0]
     return [task.result() for task in tasks]

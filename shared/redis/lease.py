@@ -44,15 +44,18 @@ async def lease(
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        with contextlib.suppress(UnavailableError):
-            await patiently(
-                lambda: redis.zrem(leases, consumer),
-                what="giving the lease back",
-                timeout_s=1.0,
-                waits_for_room=False,
-            )
+        try:
+            await asyncio.gather(task, return_exceptions=True)  # unlike `await task`, it can be cancelled itself
+        finally:
+            with contextlib.suppress(UnavailableError):
+                await patiently(
+                    lambda: redis.zrem(leases, consumer),
+                    what="giving the lease back",
+                    timeout_s=1.0,
+                    waits_for_room=False,
+                )
+    if not task.cancelled():
+        task.result()
 
 
 async def renew(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> None:

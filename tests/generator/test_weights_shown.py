@@ -16,6 +16,7 @@ from services.generator import run_follower
 from services.generator.engine.engine import EngineDiedError
 from services.generator.engine.engine_spec import EngineSpec
 from services.generator.engine.output_gate import OutputGate
+from services.generator.generation_loop import GenerationLoop
 from services.generator.metrics import GeneratorMetrics
 from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.run_follower import RunFollower
@@ -27,6 +28,7 @@ from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.simulated_replica import SimulatedReplica
 from services.generator.simulated.simulation_settings import SimulationSettings
 from services.generator.turns.turn_sampler import TurnDesk
+from shared.errors import StateLostError
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.lease import alive
@@ -176,6 +178,54 @@ async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing
     follower, metrics, _ = follow(redis, settings, monkeypatch)
     async with following(follower.run(has_cuda=False)):
         await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+
+
+async def test_a_generator_that_is_cancelled_while_its_run_ends_serves_no_other_run(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_generating, is_ending = asyncio.Event(), asyncio.Event()
+
+    async def generate(_: GenerationLoop) -> None:
+        is_generating.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_ending.set()
+            await asyncio.Event().wait()  # until it is cancelled again
+
+    monkeypatch.setattr(GenerationLoop, "run", generate)
+    follower, _, _ = follow(redis, settings, monkeypatch)
+    task = asyncio.create_task(follower.run(has_cuda=False), name="generator under test")
+    store = RunStore(redis)
+    await store.set_current_run(run_keys.run_id)
+    await asyncio.wait_for(is_generating.wait(), 120)
+    await store.set_current_run(None)
+    await asyncio.wait_for(is_ending.wait(), 120)
+    task.cancel()
+    await asyncio.wait({task}, timeout=120)
+    assert task.cancelled()
+
+
+async def test_a_generator_that_is_cancelled_as_its_streams_vanish_serves_no_other_run(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_generating = asyncio.Event()
+
+    async def generate(_: GenerationLoop) -> None:
+        is_generating.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ExceptionGroup("generating", [StateLostError("gone")])
+
+    monkeypatch.setattr(GenerationLoop, "run", generate)
+    follower, _, _ = follow(redis, settings, monkeypatch)
+    task = asyncio.create_task(follower.run(has_cuda=False), name="generator under test")
+    await RunStore(redis).set_current_run(run_keys.run_id)
+    await asyncio.wait_for(is_generating.wait(), 120)
+    task.cancel()
+    await asyncio.wait({task}, timeout=120)
+    assert task.cancelled()
 
 
 async def test_groups_of_an_earlier_life_go_to_others_while_the_model_is_loaded(
