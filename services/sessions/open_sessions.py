@@ -137,6 +137,9 @@ class OpenSessions:
         keeping = asyncio.create_task(self._keep(opened, deadline_s), name=f"session {opened.session_id}")
         run.sessions.add(keeping)
         keeping.add_done_callback(run.sessions.discard)
+        keeping.add_done_callback(
+            lambda _: self._forget(opened)
+        )  # a task that is cancelled before it begins does nothing
         return opened
 
     async def _keep(self, opened: OpenSession, deadline_s: float) -> None:
@@ -149,9 +152,12 @@ class OpenSessions:
         except TimeoutError:
             pass
         finally:
-            opened.end()
-            del self._open[opened.session_id]
+            self._forget(opened)
             await opened.session.close()
+
+    def _forget(self, opened: OpenSession) -> None:
+        opened.end()
+        self._open.pop(opened.session_id, None)
 
     def _new(
         self,
