@@ -32,7 +32,7 @@ from shared.user_code.worker_frames import (
 )
 
 _SET_UP_TIMEOUT_S = 60.0
-_LINGER_S = 1.0
+_LINGER_S = 10.0
 """Seconds that a worker may take to end after it has closed its socket."""
 
 
@@ -184,7 +184,9 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         try:
             return await asyncio.shield(self._ending)
         except asyncio.CancelledError:
-            await self._ending
+            while not self._ending.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({self._ending})
             raise
 
     async def _end(self) -> str:

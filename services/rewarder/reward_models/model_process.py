@@ -101,7 +101,9 @@ class ModelProcess:
         try:
             return await asyncio.shield(ending)
         except asyncio.CancelledError:
-            await ending
+            while not ending.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({ending})
             raise
 
     async def _end(self) -> int:

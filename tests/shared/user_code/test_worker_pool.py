@@ -4,9 +4,11 @@ import asyncio
 import os
 import resource
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -167,6 +169,41 @@ async def test_children_of_a_worker_that_ended_by_itself_end_too(tmp_path: Path)
     with pytest.raises(WorkerDiedError):
         await worker.receive()
     assert await worker.kill() == "it ended with exit status 7"
+    child = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_running(child), what="the end of the child")
+
+
+async def test_the_children_end_although_the_killing_of_their_worker_is_cancelled_twice(tmp_path: Path) -> None:
+    call = msgspec.msgpack.encode(call_with("a", pid_file=str(tmp_path / "pid")))
+    worker: Any = await WorkerProcess[Answer, Inspected].start(LIMITS, TASKS)
+    await worker.send(Task(user("starts_a_child_and_exits"), msgspec.Raw(call), 60, 60))
+    assert isinstance(await worker.receive(), Started)
+    with pytest.raises(WorkerDiedError):
+        await worker.receive()
+    process, may_end = worker._process, threading.Event()
+
+    class Lingering:
+        """The worker's process, which takes a while to end."""
+
+        has_ended = False
+
+        def wait(self, timeout_s: float) -> bool:
+            may_end.wait(120)
+            return bool(process.wait(timeout_s))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(process, name)
+
+    worker._process = Lingering()
+    killing = asyncio.create_task(worker.kill(), name="killing")
+    for _ in range(2):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        killing.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait({killing})
+    assert killing.cancelled()
     child = int((tmp_path / "pid").read_text())
     wait_for(lambda: not is_running(child), what="the end of the child")
 
