@@ -13,6 +13,10 @@ DEADLINE = timedelta(hours=1)
 _MAX_SENTENCE_BYTES = 1024
 
 
+class RankGoneError(OSError):
+    """A rank is gone, or did not answer within an hour, so the checkpoint is not whole."""
+
+
 class SavingGroup:
     """One rank's membership in the group that exchanges errors. All ranks must create it at the same point.
 
@@ -33,7 +37,7 @@ class SavingGroup:
         All ranks must call this. Only the first 1,024 bytes are sent.
 
         Raises:
-            OSError: A rank is gone, or did not answer within an hour.
+            RankGoneError: A rank is gone, or did not answer within an hour.
         """
         if self._group is None:
             return [sentence]
@@ -44,5 +48,5 @@ class SavingGroup:
         try:
             self._dist.all_gather(everyone, mine, group=self._group)
         except RuntimeError as error:
-            raise OSError(f"a training rank was lost while the checkpoint was written: {error}") from error
+            raise RankGoneError(f"a training rank was lost while the checkpoint was written: {error}") from error
         return [one.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for one in everyone]

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, PendingCheckpoint
+from services.trainer.checkpoints.saving_group import RankGoneError
 from services.trainer.disk_room import Room, is_disk_full
 from services.trainer.fence import check_not_fenced
 from services.trainer.intake.scored_groups import ScoredGroups
+from services.trainer.policy.ranks import RankLostError
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.run_log import RunLog
@@ -195,6 +197,8 @@ class CheckpointSaver:
         except CheckpointError as error:
             # A newer trainer deletes the files of an older one, which must then end as fenced and not be restarted.
             await self._check_not_fenced()
+            if isinstance(error.__cause__, RankGoneError):
+                raise RankLostError(str(error.__cause__)) from error  # its launcher knows why it is gone
             if not is_disk_full(error):
                 raise
             self._saved_step, self._sound_step = saved_before, None

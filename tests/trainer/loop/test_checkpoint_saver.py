@@ -16,12 +16,14 @@ from services.trainer.checkpoints.checkpoint_writer import (
     PendingCheckpoint,
     remove_leftovers,
 )
+from services.trainer.checkpoints.saving_group import RankGoneError
 from services.trainer.disk_room import Room
 from services.trainer.fence import take_over
 from services.trainer.groups.group_ids import group_id
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
+from services.trainer.policy.ranks import RankLostError
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import FencedError
 from shared.messages import encode
@@ -213,6 +215,22 @@ async def test_a_write_that_fails_ends_the_rank_leaves_the_older_checkpoint_and_
     assert "step 2 could not be written" in str(error)
     assert [path.name for path in rig.root.iterdir()] == ["step_00000001"]
     assert await rig.num_entries() == 1
+
+
+async def test_a_write_that_fails_because_another_rank_is_gone_is_the_loss_of_that_rank(rig: Rig) -> None:
+    async def live() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await rig.train(0)
+            await rig.begin(tasks)
+            rig.core.write(RankGoneError("a training rank was lost while the checkpoint was written: it left"))
+            await asyncio.Event().wait()  # the loop goes on training
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(live(), timeout=120)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, RankLostError)
+    assert str(error) == "a training rank was lost while the checkpoint was written: it left"
+    assert not list(rig.root.iterdir())
 
 
 async def test_a_checkpoint_that_finds_no_room_is_written_when_there_is_and_training_waits_for_it_after_a_batch(

@@ -88,6 +88,7 @@ async def two_ranks(redis: Redis, redis_url: str, config: RunConfig, tmp_path: P
         supervise_every_s=0.2,
         first_backoff_s=0.1,
         collective_timeout_s=60.0,
+        rank_stop_grace_s=120.0,  # for the last checkpoint: a rank that is killed before leaves none
         rank_env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )
     # The generator of this test receives weights, but computes nothing with them.

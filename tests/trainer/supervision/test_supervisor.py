@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -292,6 +293,8 @@ async def test_a_run_that_vanished_from_redis_ends_its_rank_and_the_next_one_is_
 async def test_redis_killed_and_started_again_is_survived(
     settings: TrainerSettings, redis: Redis, redis_server: RedisServer, run_config: RunConfig, plan: RankPlan
 ) -> None:
+    admin: Any = redis
+    await admin.config_set("appendfsync", "always")  # else it confirms writes that are not in its file yet
     async with supervising(plan.settings(settings, "stubborn"), redis) as api:
         await submit(api, run_config)
         await wait_until(plan.is_at_work)
