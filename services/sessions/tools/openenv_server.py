@@ -196,8 +196,11 @@ class OpenEnvServer:
             try:
                 yield OpenEnvEnvironment(session, self)
             finally:
-                self._num_open -= 1
-                await session.close()
+                try:
+                    await session.close()
+                finally:
+                    self._num_open -= 1
+                    self._no_place_since_s = time.monotonic()  # the time limit of those that wait runs from here
 
     async def _opened(self) -> OpenEnvSession:
         """Open a session. While the server has none free, one rollout tries again, and the others wait behind it.

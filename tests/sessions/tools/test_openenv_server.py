@@ -4,11 +4,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection
 
+from services.sessions.tools import openenv_server as openenv_server_module
 from services.sessions.tools.openenv_listing import OpenEnvListing
 from services.sessions.tools.openenv_server import OpenEnvEnvironment, OpenEnvServer
 from services.sessions.tools.openenv_session import OpenEnvSession, RefusedMessageError
@@ -161,9 +163,13 @@ async def test_a_rollout_waits_for_a_free_session_of_the_server(program: list[st
                     pytest.fail("the server has one session")
 
 
-async def test_a_rollout_waits_for_the_sessions_of_others_however_long_they_are_played() -> None:
+async def test_a_rollout_waits_for_the_sessions_of_others_however_long_they_are_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock: Any = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(openenv_server_module, "time", clock)
     with openenv_server(STAND_IN, "game", max_sessions=1) as (url, _):
-        server = await loaded(url, wait_s=0.2)
+        server = await loaded(url, wait_s=60.0)
 
         async def play() -> str:
             async with server.started() as environment:
@@ -171,7 +177,9 @@ async def test_a_rollout_waits_for_the_sessions_of_others_however_long_they_are_
 
         async with server.started():
             waiting = [asyncio.create_task(play()) for _ in range(2)]
-            await asyncio.sleep(1.0)
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+                clock.now_s += 100.0
             assert not any(rollout.done() for rollout in waiting)
         assert all(await asyncio.gather(*waiting))
 
