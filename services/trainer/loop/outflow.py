@@ -69,7 +69,7 @@ class Outflow:
         self._terminate = terminate
         self._must_wait = core.num_ranks > 1 or torch.cuda.is_available()
         self._pushing: asyncio.Task[None] | None = None
-        self._began_at = 0.0
+        self._doing, self._began_at = "", 0.0
         self._is_awaited = False
 
     def connect(self, tasks: asyncio.TaskGroup, *, state: State, then: Callable[[], Awaitable[None]]) -> None:
@@ -88,16 +88,16 @@ class Outflow:
         return self._pushing is not None and not self._pushing.done()
 
     def waiting(self) -> Waiting | None:
-        """Return a status for users if the run waits for a generator or for a push of over 2 s; otherwise None."""
+        """Return a status for users if the run waits for a generator, or for over 2 s for a push; otherwise None."""
         return self._long_push() or self.pushes.waiting()
 
     def awaited_push(self) -> Waiting | None:
-        """Return a status for users if training waits for a push that has taken over 2 s; otherwise None."""
+        """Return a status for users if training waits for a push, or for prompts, for over 2 s; otherwise None."""
         return self._long_push() if self._is_awaited else None
 
     def _long_push(self) -> Waiting | None:
         if self.is_pushing and time.monotonic() - self._began_at > _LONG_PUSH_S:
-            return Waiting("work", f"the push of version {self._core.policy_version}")
+            return Waiting("work", self._doing)
         return None
 
     async def begin_push_if_needed(self) -> None:
@@ -106,14 +106,18 @@ class Outflow:
         With several ranks or on a GPU, also wait for the push.
         """
         if not self.is_pushing:
-            self._began_at = time.monotonic()
+            self._begins(f"the push of version {self._core.policy_version}")
             self._pushing = self._tasks.create_task(self._push(), name=f"push of version {self._core.policy_version}")
         if self._must_wait:
             await self.wait_for_push()
 
     async def _push(self) -> None:
         await self.pushes.push_if_needed(self._core.named_weights, policy_version=self._core.policy_version)
+        self._begins("new prompts to be read and admitted")
         await self._then()
+
+    def _begins(self, doing: str) -> None:
+        self._doing, self._began_at = doing, time.monotonic()
 
     async def finish_push(self) -> None:
         """Wait for the push under way, if there is one."""

@@ -29,6 +29,7 @@ from tests.trainer.intake.pause_rig import Watcher
 from tests.trainer.played import FakeSender, PlayedServices
 
 LONG_PUSH = Waiting("work", "the push of version 3")
+LONG_READING = Waiting("work", "new prompts to be read and admitted")
 
 
 class HeldPushes:
@@ -44,10 +45,7 @@ class HeldPushes:
         return None
 
 
-async def nothing() -> None: ...
-
-
-async def test_a_push_of_more_than_two_seconds_is_what_the_run_waits_for(
+async def test_a_push_or_reading_prompts_of_more_than_two_seconds_is_what_the_run_waits_for(
     run_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock: Any = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
@@ -55,6 +53,11 @@ async def test_a_push_of_more_than_two_seconds_is_what_the_run_waits_for(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     core: Any = SimpleNamespace(num_ranks=1, policy_version=3, named_weights=list)
     pushes: Any = HeldPushes()
+    may_be_read = asyncio.Event()
+
+    async def read_prompts() -> None:
+        await may_be_read.wait()
+
     made = Outflow(
         core,
         run_config,
@@ -64,7 +67,7 @@ async def test_a_push_of_more_than_two_seconds_is_what_the_run_waits_for(
         terminate=asyncio.Event(),
     )
     async with asyncio.TaskGroup() as tasks:
-        made.connect(tasks, state=dict, then=nothing)
+        made.connect(tasks, state=dict, then=read_prompts)
         await made.begin_push_if_needed()
         clock.now_s += 2.0
         assert made.waiting() is None
@@ -75,6 +78,10 @@ async def test_a_push_of_more_than_two_seconds_is_what_the_run_waits_for(
         await asyncio.sleep(0)
         assert made.awaited_push() == LONG_PUSH
         pushes.may_end.set()
+        await eventually(lambda: made.waiting() is None)
+        clock.now_s += 2.1
+        assert made.awaited_push() == made.waiting() == LONG_READING
+        may_be_read.set()
         await waiting
         assert made.awaited_push() is made.waiting() is None
 
