@@ -46,6 +46,7 @@ UNITS = {
     "headrace_run_paused": "0 or 1",
     "headrace_run_paused_seconds": "seconds",
     "headrace_run_evaluating": "0 or 1",
+    "headrace_run_ending": "0 or 1",
     "headrace_run_disk_free_bytes": "bytes",
     "headrace_run_disk_size_bytes": "bytes",
     "headrace_redis_up": "0 or 1",

@@ -179,17 +179,18 @@ async def _train(
             async with lease(redis, leases=run.keys.leases(TRAINERS), consumer=consumer_name(incarnation)):
                 ending = await training.run()
         finally:
-            # A run that has ended may take its time to report. A run that continues in another process may not.
-            is_over = ending != "terminated"
-            patience_s = _LAST_REPORTS_S if is_over else _HURRY_S
-            await asyncio.to_thread(training.reporting.close, run_is_over=is_over, timeout_s=patience_s)
+            if ending == "terminated":  # the run continues in another process, so this one has no time to report
+                await asyncio.to_thread(training.reporting.close, run_is_over=False, timeout_s=_HURRY_S)
         return await _conclude(run, training, ending, terminate)
     finally:
         await sender.close()
 
 
 async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending", terminate: asyncio.Event) -> int:
-    """Export the model and record how the run ended, unless only this process was to end. Return the exit status."""
+    """Send the last reports, export the model and record how the run ended. Return the exit status.
+
+    If only this process was to end, none of it is done: the run continues in another one.
+    """
     from services.trainer.export.final_model import leave_model
     from services.trainer.fence import check_not_fenced
 
@@ -197,10 +198,13 @@ async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending
         log.info("asked to end; the run continues from its checkpoint after a restart")
         return CRASHED
     run_id, run_log = run.record.run_id, training.reporting.log
-    training.reporting.waits_for(f"its final model to be written{' and uploaded' if run.config.push_to_hub else ''}")
     reporter = asyncio.create_task(training.reporting.write_progress_for_ever(), name="progress reporter")
     best = training.best if run.config.load_best_model_at_end else None
     try:
+        training.reporting.waits_for("its trackers to take the last reports" if run.config.report_to else "")
+        await asyncio.to_thread(training.reporting.close, run_is_over=True, timeout_s=_LAST_REPORTS_S)
+        upload = " and uploaded" if run.config.push_to_hub else ""
+        training.reporting.waits_for(f"its final model to be written{upload}")
         warning = await leave_model(
             run.files,
             run.config,

@@ -79,6 +79,8 @@ class Progress(msgspec.Struct, frozen=True):
     """Seconds for which the run was paused so far, over all of its trainers."""
     is_evaluating: bool = False
     """Whether no step is made because of an evaluation, before the next step or after the last one."""
+    is_ending: bool = False
+    """Whether no step is left to make: the run still pushes, writes a checkpoint, evaluates and leaves its model."""
     disk_full: str = ""
     """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
     best: BestEvaluation | None = None
@@ -119,10 +121,10 @@ class RunRecord(msgspec.Struct, frozen=True):
         return self.progress.step + (0 if self.beginning is None else self.beginning.steps_before)
 
     @property
-    def has_made_all_steps(self) -> bool:
-        """Whether a live run has made its last optimizer step: it still pushes, writes a checkpoint and evaluates."""
-        is_made = self.config.get("max_steps") == 0 or 0 < self.progress.max_steps <= self.progress.step
-        return self.status in ("running", "paused") and is_made
+    def is_ending(self) -> bool:
+        """Whether a live run makes no more optimizer steps. A rank that has just started has not said so yet."""
+        only_evaluates = self.config.get("max_steps") == 0
+        return self.status in ("running", "paused") and (only_evaluates or self.progress.is_ending)
 
     @property
     def tags(self) -> list[str]:

@@ -287,12 +287,13 @@ class RunStore:
     async def write_starting(self, record: RunRecord, doing: str) -> None:
         """Write the current work of a training rank that does not train yet.
 
-        The counts of the rank before it stay, but not its evaluation, its full disk and the replicas that it left out.
+        The counts of the rank before it stay, but not its evaluation, its end, its full disk and the replicas left out.
         """
         progress = msgspec.structs.replace(
             record.progress,
             starting=doing,
             is_evaluating=False,
+            is_ending=False,
             disk_full="",
             num_left_out=0,
             left_out={},

@@ -132,6 +132,7 @@ class Reporting:
             left_out=pushes.left_out(),
             paused_s=self._intake.pause.total_s(),
             is_evaluating=self._is_evaluating(),
+            is_ending=self._is_ending(),
             disk_full=self._run.room.missing,
             best=None if self._best is None else self._best.seen(),
             epoch=BatchShape.of(self._run.config).groups(num_steps=step) / self._num_rows,
@@ -143,8 +144,12 @@ class Reporting:
 
     def _is_evaluating(self) -> bool:
         """Return whether training waits for an evaluation, or only an evaluation is left."""
-        is_trained = self._core.policy_version >= self._length.total_steps
-        return self._intake.evaluations.is_running and (is_trained or self._best is not None)
+        return self._intake.evaluations.is_running and (self._is_ending() or self._best is not None)
+
+    def _is_ending(self) -> bool:
+        """Return whether no step is left to make: all are made, or the run was asked to stop, or it stops early."""
+        stops_early = self._best is not None and self._best.stops_early
+        return stops_early or self._intake.should_stop or not self._length.num_left(self._core.policy_version)
 
     def waited(self, waited_s: float) -> None:
         """Record ``waited_s`` seconds without training. A pause's time and tokens count in no duration or rate."""

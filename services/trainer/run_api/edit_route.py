@@ -86,7 +86,7 @@ def _check_max_steps(record: RunRecord, max_steps: object) -> None:
     if record.desired == "stop" and record.status not in TERMINAL:
         raise is_stopping(record.run_id)
     made = record.steps_made
-    if record.has_made_all_steps:
+    if record.is_ending:
         raise Problem(409, "Run is ending", "The run has made its last step, and ends soon.", run_id=record.run_id)
     if not isinstance(max_steps, int) or max_steps <= made:
         why = f"must be a whole number above {made}, the optimizer steps that the run has made"

@@ -161,6 +161,9 @@ class RunMetrics:
         self._evaluating = self._gauge(
             "headrace_run_evaluating", "1 while it makes no step because of an evaluation", "run_id"
         )
+        self._ending = self._gauge(
+            "headrace_run_ending", "1 while it has no step left to make, but has not ended", "run_id"
+        )
         self._disk_free = self._gauge(
             "headrace_run_disk_free_bytes", "Free space on the disk of its directory", "run_id"
         )
@@ -171,7 +174,8 @@ class RunMetrics:
         self._of_the_current_run = (
             self._starts, self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed,
             self._depth, self._max_staleness, self._generators, self._serving, self._left_out, self._rewarders,
-            self._sessions, self._paused, self._paused_s, self._evaluating, self._disk_free, self._disk_size,
+            self._sessions, self._paused, self._paused_s, self._evaluating, self._ending, self._disk_free,
+            self._disk_size,
         )  # fmt: skip
 
     def watch_keys(self, keyring: Keyring) -> None:
@@ -254,6 +258,7 @@ class RunMetrics:
         self._paused_s.labels(run_id).set(progress.paused_s)
         is_fresh = time.time() - progress.updated_at_s < _FRESH_S  # the last word of a rank that hangs does not count
         self._evaluating.labels(run_id).set(progress.is_evaluating and is_fresh)
+        self._ending.labels(run_id).set(progress.is_ending and is_fresh)
 
     def _show_surroundings(self, record: RunRecord, around: Surroundings) -> None:
         for stream, depth in around.queues.model_dump().items():

@@ -88,7 +88,7 @@ async def stop_run(run: RunToChange, api: Api) -> RunDetail:
 async def pause_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a run to pause after its current batch, until it is resumed. Its groups in flight wait."""
     _refuse_ended(run)
-    if run.has_made_all_steps:
+    if run.is_ending and run.desired != "stop":
         detail = "The run has no more steps to make: it ends after its last push, checkpoint and evaluation."
         raise Problem(409, "Run is ending", detail, run_id=run.run_id)
     if not await api.supervisor.pause_run(run.run_id):

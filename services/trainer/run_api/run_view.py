@@ -165,7 +165,7 @@ def summary(record: RunRecord) -> RunSummary:
     progress = record.progress
     if record.status in TERMINAL:
         # The reason describes the end. The rank's last activity no longer matters.
-        progress = msgspec.structs.replace(progress, starting="", waiting_for="", is_evaluating=False)
+        progress = msgspec.structs.replace(progress, starting="", waiting_for="", is_evaluating=False, is_ending=False)
     shown = msgspec.to_builtins(progress)
     del shown["waiting_kind"]  # ListedRun has it, with the causes that only the run API sees
     return RunSummary(

@@ -47,6 +47,9 @@ async def test_a_run_ends_early_with_its_best_checkpoint_kept(redis: Redis, tmp_
     played = PlayedServices(redis, reward=rewarded({2: 0.25, 4: 0.75, 6: 0.75, 8: 0.5}))
     ending, loop = await train(redis, played=played, sender=FakeSender(redis))
     assert (ending, loop.core.policy_version, loop.stops_early) == ("finished", 8, True)
+    record = await RunStore(redis).get(RUN_ID)
+    assert record is not None
+    assert (record.progress.step, record.progress.max_steps, record.progress.is_ending) == (8, 40, True)
     assert kept_steps(run_dir) == [4, 8]
     lines = json_lines(run_dir / "evaluations.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
@@ -68,13 +71,13 @@ async def test_the_progress_says_that_training_waits_for_an_evaluation(
     redis: Redis, tmp_path: Path, tiny_model: Path
 ) -> None:
     await make_run(redis, tmp_path, tiny_model, max_steps=4, early_stopping_patience=5)
-    seen: list[tuple[str, bool]] = []
+    seen: list[tuple[str, bool, bool]] = []
 
     async def look(loop: TrainingLoop, when: str) -> None:
         await loop.reporting.write_progress()
         record = await RunStore(redis).get(RUN_ID)
         assert record is not None
-        seen.append((when, record.progress.is_evaluating))
+        seen.append((when, record.progress.is_evaluating, record.progress.is_ending))
 
     def looks(loop: TrainingLoop) -> None:
         save, log_step = loop.outflow.save_for_evaluation, loop.reporting.step
@@ -91,9 +94,12 @@ async def test_the_progress_says_that_training_waits_for_an_evaluation(
         changed.outflow.save_for_evaluation, changed.reporting.step = save_for_evaluation, step
 
     await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=looks)
-    assert set(seen) == {("evaluation", True), ("step", False)}
+    last = [("step", False, True), ("evaluation", True, True)]
+    assert set(seen) == {("evaluation", True, False), ("step", False, False), *last}
+    assert list(dict.fromkeys(look for look in seen if look[2])) == last
     record = await RunStore(redis).get(RUN_ID)
     assert record is not None
+    assert record.progress.is_ending
     stuck = replace(record.progress, is_evaluating=True, disk_full="space", num_left_out=1, left_out={"g": "late"})
     await RunStore(redis).write_progress(RUN_ID, stuck)
     record = await RunStore(redis).get(RUN_ID)
@@ -101,7 +107,8 @@ async def test_the_progress_says_that_training_waits_for_an_evaluation(
     await RunStore(redis).write_starting(record, "loading the model")
     record = await RunStore(redis).get(RUN_ID)
     assert record is not None
-    assert (record.progress.is_evaluating, record.progress.disk_full) == (False, ""), "it has only started again"
+    progress = record.progress
+    assert (progress.is_evaluating, progress.is_ending, progress.disk_full) == (False, False, ""), "it has only started"
     assert (record.progress.num_left_out, record.progress.left_out) == (0, {})
     assert record.progress.step == 4
 

@@ -148,6 +148,19 @@ async def test_max_steps_for_which_the_schedule_makes_no_sense_is_refused(client
     assert "warmup_steps=50 is longer than max_steps=20" in refused.json()["detail"]
 
 
+async def test_a_run_is_made_longer_until_its_rank_says_that_it_is_ending(
+    client: httpx.AsyncClient, run: Run, redis: Redis
+) -> None:
+    run_id, store = await submit(client, run), RunStore(redis)
+    await store.set_status(run_id, "running")
+    await store.write_progress(run_id, Progress(step=4, max_steps=4))  # of the last rank, before max_steps was raised
+    await edit(client, run_id, max_steps=10)
+    await store.write_progress(run_id, Progress(step=6, max_steps=10, is_ending=True))  # it stops early
+    refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 12})
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/run-is-ending")
+    assert (await store.wishes(run_id)).max_steps == 10
+
+
 async def test_a_run_that_was_asked_to_stop_is_not_made_longer(
     client: httpx.AsyncClient, run: Run, api: TrainerApi
 ) -> None:

@@ -56,9 +56,13 @@ async def run_id(client: httpx.AsyncClient, run: Run, redis: Redis, store: RunSt
     return run_id
 
 
-@pytest.mark.parametrize(("max_steps", "step"), [(4, 4), (0, 0)])
+@pytest.mark.parametrize(
+    ("max_steps", "step", "is_ending"),
+    [(4, 4, True), (4, 2, True), (0, 0, False)],
+    ids=["all steps made", "no more improvement", "a run that only evaluates, before its rank is ready"],
+)
 async def test_a_run_without_steps_left_cannot_be_paused(
-    client: httpx.AsyncClient, store: RunStore, run: Run, tmp_path: Path, max_steps: int, step: int
+    client: httpx.AsyncClient, store: RunStore, run: Run, tmp_path: Path, max_steps: int, step: int, *, is_ending: bool
 ) -> None:
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text('{"prompt": "1 + 1 =", "solution": "2"}\n')
@@ -67,7 +71,8 @@ async def test_a_run_without_steps_left_cannot_be_paused(
     assert (await client.post(f"/v1/runs/{run_id}/pause")).status_code == 202, "a queued run can be held back"
     await client.post(f"/v1/runs/{run_id}/resume")
     await store.set_status(run_id, "running")
-    await store.write_progress(run_id, Progress(step=step, max_steps=max_steps, updated_at_s=time.time()))
+    progress = Progress(step=step, max_steps=max_steps, is_ending=is_ending, updated_at_s=time.time())
+    await store.write_progress(run_id, progress)
     reply = await client.post(f"/v1/runs/{run_id}/pause")
     assert (reply.status_code, reply.json()["title"]) == (409, "Run is ending")
     assert "ends after its last push, checkpoint and evaluation" in reply.json()["detail"]

@@ -194,18 +194,19 @@ async def test_generators_that_the_probe_took_out_are_seen_though_no_step_is_mad
     assert f'headrace_run_pushes{{outcome="failed",run_id="{run_id}"}} 2.0' in served
 
 
-async def test_a_rank_that_hangs_in_an_evaluation_does_not_count_as_evaluating(
+async def test_a_rank_that_hangs_counts_neither_as_evaluating_nor_as_ending(
     client: httpx.AsyncClient, api: TrainerApi, run: Run
 ) -> None:
     run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
     await api.store.set_current_run(run_id)
     metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
     for written_s, shown in ((0.0, 1.0), (3600.0, 0.0)):
-        progress = Progress(is_evaluating=True, updated_at_s=time.time() - written_s)
+        progress = Progress(is_evaluating=True, is_ending=True, updated_at_s=time.time() - written_s)
         await api.store.write_progress(run_id, progress)
         await metrics.refresh()
         served = generate_latest(metrics.registry).decode().splitlines()
         assert f'headrace_run_evaluating{{run_id="{run_id}"}} {shown}' in served
+        assert f'headrace_run_ending{{run_id="{run_id}"}} {shown}' in served
 
 
 async def test_the_metrics_of_alerts_are_served_for_the_current_run(
