@@ -205,6 +205,8 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     if not redis_server.is_alive():
         redis_server.start()  # a test that ended the server has failed
     client = connect(redis_server.url)
+    # A test's process may stand still for seconds while it connects.
+    client.connection_pool.connection_kwargs["socket_connect_timeout"] = 120.0
     await client.flushall()
     await wait_until_ready(client, timeout_s=120)
     yield client

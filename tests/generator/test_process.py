@@ -160,6 +160,11 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert policy is not None
     assert "auto_map" in policy.json()["detail"]
     assert await redis.hkeys(keys.generators) == [b"generator-0"]
+
+    async def is_reported() -> bool:
+        return bool(await redis.hlen(keys.refusals))
+
+    await eventually(is_reported)  # it is written just after /readyz has changed
     (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
     assert (refusal.kind, refusal.replica_id) == ("generator", "generator-0")
     assert "auto_map" in refusal.reason

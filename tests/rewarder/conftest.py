@@ -27,6 +27,7 @@ from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
 from shared.user_code.limits import Limits
 from shared.user_code.places import Places
+from tests.eventually import eventually
 from tests.rewarder.bwrap_binary import find_or_fetch
 from tests.shared_process import SharedProcess, lent
 
@@ -131,20 +132,20 @@ async def pool_and_scorer(
     metrics: RewarderMetrics, tasks: RewardTasks = TASKS, *, limits: Limits = LIMITS
 ) -> AsyncGenerator[tuple[RewardPool, Scorer]]:
     """Start two workers and a scorer, and check afterwards that no process of them is left."""
-    loop_functions = LoopFunctions(places=tasks.places, import_timeout_s=20.0)
+    loop_functions = LoopFunctions(places=tasks.places, import_timeout_s=120.0)
     async with RewardPool(
-        tasks, num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
+        tasks, num_workers=2, limits=limits, queue_timeout_s=120.0, import_timeout_s=120.0, metrics=metrics
     ) as pool:
         functions = PythonFunctions(
             pool,
             loop_functions=loop_functions,
-            import_timeout_s=20.0,
-            check_timeout_s=20.0,
+            import_timeout_s=120.0,
+            check_timeout_s=120.0,
             forgotten=metrics.forget_function,
         )
         yield pool, Scorer(functions, metrics=metrics)
         await functions.close()
-        assert await loop_functions.close()
+        await eventually(loop_functions.close)
     sys.modules.pop(MODULE, None)
 
 

@@ -20,7 +20,7 @@ from tests.stream_view import entries
 
 
 async def outcomes_of(
-    scorer: Scorer, *names: str, call: RewardCall, timeout_s: float = 20.0
+    scorer: Scorer, *names: str, call: RewardCall, timeout_s: float = 120.0
 ) -> list[tuple[RewardOutcome, ...]]:
     return await scorer.score(call, [WeightedFunction(name, 1.0) for name in names], timeout_s=timeout_s, lane="test")
 
@@ -61,7 +61,7 @@ async def add(redis: Redis, keys: RunKeys, *groups: CompletedGroup) -> None:
 
 
 async def wait_for_scored(
-    redis: Redis, keys: RunKeys, num_groups: int, *, timeout_s: float = 20.0
+    redis: Redis, keys: RunKeys, num_groups: int, *, timeout_s: float = 120.0
 ) -> list[ScoredGroup]:
     async def are_scored() -> bool:
         return bool(await redis.xlen(keys.scored) >= num_groups)

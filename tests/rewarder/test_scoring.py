@@ -134,15 +134,16 @@ async def test_the_exit_code_is_the_process_s_own_while_others_are_started(score
 async def test_a_hanging_function_is_killed_at_its_deadline_with_its_children_and_delays_no_other(
     scorer: Scorer, pool: RewardPool, metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
-    await outcomes_of(scorer, user("one"), user("step_as_reward"), user("hangs"), call=call_with("a"), timeout_s=0.1)
-    pid_file = tmp_path / "pids"
-    started_at = time.monotonic()
-    hanging = asyncio.create_task(
-        outcomes_of(scorer, user("hangs"), call=call_with("a", "b", pid_file=str(pid_file)), timeout_s=10.0)
-    )
+    await outcomes_of(scorer, user("one"), user("step_as_reward"), call=call_with("a"))
+    await outcomes_of(scorer, user("hangs"), call=call_with("a"), timeout_s=0.1)
+    hanging = asyncio.create_task(outcomes_of(scorer, user("hangs"), call=call_with("a"), timeout_s=600.0))
     neighbours = [await outcomes_of(scorer, user("one"), user("step_as_reward"), call=call_with("a")) for _ in range(5)]
     assert not hanging.done(), "the neighbours waited for the hanging function"
-    rows = await hanging
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    pid_file = tmp_path / "pids"
+    started_at = time.monotonic()
+    rows = await outcomes_of(scorer, user("hangs"), call=call_with("a", "b", pid_file=str(pid_file)), timeout_s=10.0)
     hanging_s = time.monotonic() - started_at
     assert all([outcome.value for outcome in rows_of_one[0]] == [1.0, 3.0] for rows_of_one in neighbours)
     assert [(row[0].outcome, row[0].value) for row in rows] == [("timeout", None)] * 2
@@ -192,9 +193,11 @@ async def test_sync_functions_run_at_the_same_time_or_two_that_wait_for_each_oth
     assert [outcome.value for outcome in rows[0]] == [1.0, 2.0]
 
 
-async def test_a_pathological_answer_is_a_timeout_and_its_neighbours_are_judged(scorer: Scorer) -> None:
+async def test_a_pathological_answer_is_a_timeout_and_its_neighbours_are_judged(scorer: Scorer, tmp_path: Path) -> None:
+    meeting = call_with("a", directory=str(tmp_path))  # so that two workers have started, and imported the module
+    await outcomes_of(scorer, user("meets_left"), user("meets_right"), call=meeting, timeout_s=60)
     call = call_with(r"\boxed{42}", r"\boxed{100000000!}", r"\boxed{41}", answer="42")
-    slow = asyncio.create_task(outcomes_of(scorer, "accuracy_reward", call=call))
+    slow = asyncio.create_task(outcomes_of(scorer, "accuracy_reward", call=call, timeout_s=200))
     fast = await outcomes_of(scorer, user("one"), call=call_with("a"))
     assert not slow.done(), "a plain reward waited for a pathological one"
     rows = await slow
@@ -255,7 +258,8 @@ async def test_no_worker_imports_an_edited_file_before_a_check_and_all_do_afterw
 )
 async def test_a_failed_outcome_has_its_version_too(scorer: Scorer, name: str, failed: str) -> None:
     (answered,) = (await outcomes_of(scorer, user("one"), call=call_with("a")))[0]
-    (outcome,) = (await outcomes_of(scorer, user(name), call=call_with("a"), timeout_s=0.5))[0]
+    timeout_s = 0.5 if failed == "timeout" else 120.0
+    (outcome,) = (await outcomes_of(scorer, user(name), call=call_with("a"), timeout_s=timeout_s))[0]
     assert outcome.outcome == failed
     assert answered.version != ""
     assert outcome.version == answered.version

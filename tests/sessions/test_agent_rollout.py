@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from services.sessions import agent_rollout
+from services.sessions import agent_rollout, open_session
 from services.sessions.agent_rollout import AgentPlayer
 from services.sessions.agents.agent_programs import AgentFailedError
 from services.sessions.open_session import OpenSession, SessionOverError
@@ -209,18 +210,25 @@ async def test_a_program_that_repeats_what_was_answered_is_silent() -> None:
     assert session.recording.num_turns == 1
 
 
-async def test_recorded_turns_that_a_restarted_program_reads_again_are_not_silence() -> None:
+async def test_recorded_turns_that_a_restarted_program_reads_again_are_not_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock: Any = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(open_session, "time", clock)
+    monkeypatch.setattr(open_session, "_SHORTEST_LOOK_S", 0.01)
+
     async def play(client: OpenSession) -> float:
         for _ in range(2):  # in two processes, because the worker of the first one died
             messages = QUESTION
             for _ in range(4):
                 said = await ask(client, messages)
                 messages = [*messages, said, user("And?")]
-                await asyncio.sleep(0.3)
+                clock.now_s += 0.03
+                await asyncio.sleep(0.05)  # the silence is looked at meanwhile
         return 1.0
 
     rig = Rig(turns_of(*(assistant(str(number)) for number in range(4))))
-    rollout, _ = await rig.played(Program(play), timeout_s=1.0)
+    rollout, _ = await rig.played(Program(play), timeout_s=0.1)
     assert (rollout.lost, len(rig.generators.requests)) == ("", 4)
 
 

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from services.sessions import replica_turns
+from services.sessions import replica_turns, turn_client
 from services.sessions.replica_turns import NotThereError, ReplicaTurns
 from services.sessions.turn_client import TurnClient, turn_http_client
 from shared.redis.keys import RunKeys
@@ -133,9 +133,12 @@ async def test_a_fast_turn_does_not_wait_for_a_slow_one_of_the_same_request(
 
 
 async def test_only_the_turns_without_an_answer_are_asked_for_anew(
-    redis: Redis, run_keys: RunKeys, http: httpx.AsyncClient
+    redis: Redis, run_keys: RunKeys, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first answer ends after its first line."""
+    monkeypatch.setattr(
+        turn_client, "_FIRST_PAUSE_S", 0.0
+    )  # turns that failed together are asked for again in one tick
     num_before = 0
 
     def break_off(asked: TurnRequest) -> Reply:

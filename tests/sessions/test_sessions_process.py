@@ -109,7 +109,7 @@ async def test_after_kill_9_another_replica_goes_on_and_samples_no_recorded_turn
 async def test_a_tool_that_ends_its_worker_and_one_that_hangs_lose_their_rollouts_and_nothing_else(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await begin_run(redis, run_config, tools=["my_tools:die", "my_tools:hang"], tool_timeout_s=0.5)
+    keys = await begin_run(redis, run_config, tools=["my_tools:die", "my_tools:hang"], tool_timeout_s=5.0)
     names = ["die", "hang"]
 
     def policy(request: TurnRequest) -> Reply:
@@ -122,7 +122,7 @@ async def test_a_tool_that_ends_its_worker_and_one_that_hangs_lose_their_rollout
     killed, hung = sorted(group.rollouts, key=lambda rollout: rollout.lost)
     assert killed.lost.startswith("tool die: its worker process died twice"), killed.lost
     assert hung.lost.startswith("tool hang: "), hung.lost
-    assert "0.5 s" in hung.lost
+    assert "5 s" in hung.lost
     assert sum(request.n for request in fake.requests) == 2
 
 

@@ -149,7 +149,10 @@ async def test_a_module_that_ends_its_process_ends_nothing_else(client: httpx.As
     assert (await check(client, "my_tools:add")).status_code == 200
 
 
-async def test_an_environment_that_is_made_too_slowly_is_refused_with_this_reason(tmp_path: Path) -> None:
+async def test_an_environment_that_is_made_too_slowly_is_refused_with_this_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_follower, "_GRACE_S", 120.0)
     async with client_of(tmp_path, check_timeout_s=3.0) as client:
         said = await refusal(client, environment_factory="my_envs:Slow")
     assert said == "importing my_envs and making a Slow took longer than 3 s"

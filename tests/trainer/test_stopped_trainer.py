@@ -34,14 +34,18 @@ async def test_a_trainer_that_wakes_up_after_its_successor_took_over_writes_noth
     services.publish_blocks(1 if moment == "between steps" else None)
     playing = asyncio.create_task(services.play(), name="played services")
 
-    def is_moment() -> bool:
+    module = "services.trainer.rank" if moment == "between steps" else "tests.trainer.stopped_rank"
+
+    def is_moment(pid: int) -> bool:
         if moment == "between steps":
             return (checkpoints / "step_00000002").is_dir()
-        return any(path.name.startswith(".writing") for path in checkpoints.glob(".writing*step_00000003*"))
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     try:
-        async with rank_process(redis_url, RUN, tmp_path) as old, asyncio.timeout(2 * WITHIN_S):
-            await eventually(is_moment, within_s=WITHIN_S)
+        async with rank_process(redis_url, RUN, tmp_path, module=module) as old, asyncio.timeout(2 * WITHIN_S):
+            await eventually(lambda: is_moment(old.pid), within_s=WITHIN_S)
+            if moment != "between steps":
+                assert [*checkpoints.glob(".writing*step_00000003*")]
             old.send_signal(signal.SIGSTOP)
             services.publish_blocks(None)
             async with rank_process(redis_url, RUN, tmp_path) as new:

@@ -100,7 +100,7 @@ async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
 
 @pytest.fixture
 async def quick_sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
-    """Return a sender with short timeouts and small chunks."""
+    """Return a sender of small chunks."""
     sender = make_quick_sender(redis, incarnation)
     yield sender
     await sender.close()

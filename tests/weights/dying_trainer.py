@@ -23,6 +23,7 @@ async def main(redis_url: str, model_dir: str, incarnation: str) -> None:
             transport="gloo",
             push_timeout_s=30.0,
             incarnation=int(incarnation),
+            info_timeout_s=30.0,
             buffer_bytes=20_000,
         ),
     )

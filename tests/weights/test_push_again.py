@@ -19,6 +19,7 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, UnavailableError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from tests.eventually import eventually
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import RUN_ID
 from tests.weights.senders import make_quick_sender
@@ -175,9 +176,9 @@ async def test_the_weights_are_not_read_before_the_probe_is_computed(
 
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(120):
         pushing = tasks.create_task(quick_sender.push(watched, policy_version=0, prober=prober), name="push")
+        await eventually(lambda: prober.is_computing)
         done, _ = await asyncio.wait({pushing}, timeout=0.5)
         assert not done
-        assert prober.is_computing
         assert not readings
         prober.may_end.set()
     assert pushing.result().is_confirmed

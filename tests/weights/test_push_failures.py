@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,6 +16,14 @@ from tests.weights.replica import RUN_ID
 from tests.weights.senders import make_quick_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 from tests.weights.small_pushes import holds, many_weights, required, weights
+
+
+@pytest.fixture
+async def hasty_sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
+    """Return a sender that reaches the deadline of a push after four seconds."""
+    sender = make_quick_sender(redis, incarnation, push_timeout_s=4.0)
+    yield sender
+    await sender.close()
 
 
 async def test_a_replica_that_leaves_the_run_at_its_commit_fails_nothing(
@@ -77,11 +86,11 @@ async def test_a_replica_that_cannot_enter_does_not_keep_the_others_waiting(
 
 
 async def test_a_replica_that_never_enters_costs_one_deadline_and_is_to_blame(
-    quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
+    hasty_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     two.engine.hanging = {"enter"}
     started = time.monotonic()
-    result = await quick_sender.push(weights(2.0), policy_version=1)
+    result = await hasty_sender.push(weights(2.0), policy_version=1)
     assert time.monotonic() - started < 2 * 4.0 + 4.0 + 20.0
     assert result.members == ("generator-1",)
     assert set(result.failed) == {"generator-2"}
@@ -89,11 +98,11 @@ async def test_a_replica_that_never_enters_costs_one_deadline_and_is_to_blame(
 
 
 async def test_a_replica_whose_worker_stops_receiving_ends_its_process_and_the_push_ends_in_time(
-    quick_sender: WeightSender, one: ServedReceiver
+    hasty_sender: WeightSender, one: ServedReceiver
 ) -> None:
     one.engine.hanging = {"receive"}
     started = time.monotonic()
-    result = await quick_sender.push(weights(2.0), policy_version=1)
+    result = await hasty_sender.push(weights(2.0), policy_version=1)
     assert time.monotonic() - started < 2 * 4.0 + 3 * 3.0 + 20.0
     assert result.members == ()
     assert not result.is_confirmed
@@ -144,10 +153,10 @@ async def test_a_replica_that_fails_while_it_receives_is_found_long_before_the_d
 
 
 async def test_a_replica_that_answers_but_no_longer_receives_ends_the_push_at_its_deadline(
-    quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
+    hasty_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     two.engine.hanging = {"receive"}
-    result = await quick_sender.push(many_weights(), policy_version=1)
+    result = await hasty_sender.push(many_weights(), policy_version=1)
     assert result.total_s < 2 * 4.0 + 3 * 3.0 + 20.0
     assert "any more" in result.failed["generator-2"]
     assert not two.receiver.is_open(NO_WEIGHTS)

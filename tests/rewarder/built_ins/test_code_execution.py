@@ -192,7 +192,7 @@ async def test_code_that_takes_everything_from_its_judge_is_wrong(scorer: Scorer
 
 async def test_code_that_makes_its_judge_compute_for_ever_is_wrong(scorer: Scorer) -> None:
     code = "def exponent(): return 10**11"
-    (judged,) = await outcomes(scorer, code, tests=["assert 3 ** exponent() > 0"], timeout_s=1.0, cpu_s=1)
+    (judged,) = await outcomes(scorer, code, tests=["assert 3 ** exponent() > 0"], timeout_s=8.0, cpu_s=1)
     assert (judged.outcome, judged.value) == ("scored", 0.0)
 
 

@@ -34,14 +34,14 @@ from tests.rewarder.scoring_rig import add, make_run, scoring, wait_for_scored
 @contextlib.asynccontextmanager
 async def scorer_with(endpoints: Endpoints, metrics: RewarderMetrics) -> AsyncGenerator[Scorer]:
     """Start a worker and a scorer that also knows endpoints."""
-    loop_functions = LoopFunctions(places=TASKS.places, import_timeout_s=20.0)
+    loop_functions = LoopFunctions(places=TASKS.places, import_timeout_s=120.0)
     async with RewardPool(
-        TASKS, num_workers=1, limits=LIMITS, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
+        TASKS, num_workers=1, limits=LIMITS, queue_timeout_s=120.0, import_timeout_s=120.0, metrics=metrics
     ) as pool:
-        functions = PythonFunctions(pool, loop_functions=loop_functions, import_timeout_s=20.0, check_timeout_s=20.0)
+        functions = PythonFunctions(pool, loop_functions=loop_functions, import_timeout_s=120.0, check_timeout_s=120.0)
         yield Scorer(functions, metrics=metrics, sources=[endpoints])
         await functions.close()
-        assert await loop_functions.close()
+        await eventually(loop_functions.close)
 
 
 def rewards_of(group: ScoredGroup) -> list[list[RewardOutcome]]:

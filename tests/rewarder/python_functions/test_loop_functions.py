@@ -71,7 +71,7 @@ async def test_an_imported_function_answers_while_the_import_of_another_hangs(di
     assert not slow.done()
     (directory / "go").touch()
     assert await slow == 2.0
-    assert await functions.close()
+    await eventually(functions.close)
 
 
 async def test_an_import_that_is_overdue_is_not_waited_for_again_and_is_used_once_it_ends(directory: Path) -> None:
@@ -93,7 +93,7 @@ async def test_an_import_that_is_overdue_is_not_waited_for_again_and_is_used_onc
 
     await eventually(is_used)
     assert found == [2.0]
-    assert await functions.close()
+    await eventually(functions.close)
 
 
 async def test_the_event_loop_that_a_module_gets_at_its_import_is_the_one_that_runs_its_functions(
@@ -101,7 +101,7 @@ async def test_the_event_loop_that_a_module_gets_at_its_import_is_the_one_that_r
 ) -> None:
     functions = LoopFunctions(places=Places((str(directory),)), import_timeout_s=60.0)
     assert await value(functions, "loop_kept:is_kept") == 1.0
-    assert await functions.close()
+    await eventually(functions.close)
 
 
 async def test_a_function_changes_only_its_own_rows(directory: Path) -> None:
@@ -110,4 +110,4 @@ async def test_a_function_changes_only_its_own_rows(directory: Path) -> None:
     for _ in range(2):
         answer, _ = await functions.call("loop_changing:changes", call, timeout_s=60, sources=None)
         assert answer.verdicts[0].value == 2.0
-    assert await functions.close()
+    await eventually(functions.close)

@@ -22,7 +22,7 @@ async def test_calls_of_one_turn_are_all_answered() -> None:
     loop = ModuleLoop("rewards")
     assert await asyncio.gather(*(loop.run("f", answer, timeout_s=60) for _ in range(100))) == [ANSWER] * 100
     await loop.close()
-    assert not loop.is_alive
+    await eventually(lambda: not loop.is_alive)
 
 
 async def test_a_loop_that_is_given_up_with_a_call_on_its_way_that_is_over_ends() -> None:

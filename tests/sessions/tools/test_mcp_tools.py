@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.local.held_port import HeldPort
+from services.sessions.tools import mcp_tools
 from services.sessions.tools.mcp_config import HttpServer, McpServer, StdioServer
 from services.sessions.tools.mcp_tools import McpTools
 from services.sessions.tools.tool_answer import MAX_RESULT_CHARS
@@ -126,7 +127,8 @@ async def test_calls_that_wait_for_a_connection_share_one_attempt_within_their_d
     assert {type(one) for one in found} == {ToolLostError}
 
 
-async def test_a_server_that_does_not_answer_is_refused_and_leaves_no_process() -> None:
+async def test_a_server_that_does_not_answer_is_refused_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_tools, "_GOODBYE_S", 60.0)
     before = _children()
     with pytest.raises(UserError, match="no answer within 5 s"):
         async with McpTools.connected("test", broken("mute"), call_timeout_s=5, connect_timeout_s=5):
@@ -160,7 +162,8 @@ async def test_a_started_server_inherits_no_keys_and_gets_its_own_variables(monk
         assert await tools.call("variable", {"name": "TOKEN_OF_TEST"}) == "known"
 
 
-async def test_a_started_server_ends_with_its_connection(tmp_path: Path) -> None:
+async def test_a_started_server_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_tools, "_GOODBYE_S", 60.0)
     pids = tmp_path / "pid"
     script = (
         f"import os, runpy; open({str(pids)!r}, 'w').write(str(os.getpid())); "

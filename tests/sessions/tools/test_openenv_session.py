@@ -95,7 +95,8 @@ async def test_an_answer_that_cannot_be_read_loses_the_session(answer: str | byt
 
 async def test_a_server_that_is_silent_or_hangs_up_loses_the_session() -> None:
     async with scripted_server(STATE, at_end=ServerConnection.wait_closed) as url:
-        session = await opened(url, timeout_s=1.0)
+        session: Any = await opened(url)
+        session._timeout_s = 1.0  # only for what follows
         with pytest.raises(ToolLostError, match="step was not answered within 1 s"):
             await session.ask({"type": "step"})
     async with scripted_server(STATE) as url:

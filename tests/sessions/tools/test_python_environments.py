@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.sessions.tools import python_environments
 from services.sessions.tools.python_environments import PythonEnvironments
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.errors import UserError
@@ -67,7 +68,10 @@ async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> Non
     await eventually(lambda: not any(is_running(int(pid)) for pid, _ in processes))
 
 
-async def test_clean_up_code_runs_at_the_end_of_a_rollout_beside_it(tmp_path: Path) -> None:
+async def test_clean_up_code_runs_at_the_end_of_a_rollout_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_environments, "_CLEAN_UP_S", 120.0)
     async with (await environments_of("CleansUp")).started() as environment:
         await environment.reset({"directory": str(tmp_path)}, rollout_id="0-0", group_id="0")
         assert os.listdir(tmp_path) == ["pid"]
@@ -75,7 +79,10 @@ async def test_clean_up_code_runs_at_the_end_of_a_rollout_beside_it(tmp_path: Pa
     await eventually(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
-async def test_clean_up_code_that_stands_still_is_killed_and_keeps_its_place_until_then(tmp_path: Path) -> None:
+async def test_clean_up_code_that_stands_still_is_killed_and_keeps_its_place_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_environments, "_CLEAN_UP_S", 10.0)
     environments = await environments_of("CleansUp", num_places=1)
     row = {"directory": str(tmp_path), "stands_still": True}
     async with environments.started() as environment:

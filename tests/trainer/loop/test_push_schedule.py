@@ -1,11 +1,10 @@
 """The records of each push: a line in the run's directory, counts that outlive the trainer, and "confirmed" pushes."""
 
-import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -80,15 +79,13 @@ def test_a_push_is_confirmed_if_every_member_of_its_last_attempt_has_the_version
 class ScriptedSender:
     """Returns these results, one per push."""
 
-    def __init__(self, *results: PushResult, asking_s: float = 0.0, needs_push: bool = False) -> None:
+    def __init__(self, *results: PushResult, needs_push: bool = False) -> None:
         self._results = list(results)
-        self._asking_s = asking_s
         self._needs_push = needs_push
         self.num_asked = 0
 
     async def needs_push(self) -> bool:
         self.num_asked += 1
-        await asyncio.sleep(self._asking_s)
         return self._needs_push
 
     async def push(
@@ -159,14 +156,27 @@ async def test_some_of_many_replicas_left_out_are_reported_with_short_reasons(
 
 @pytest.mark.parametrize(("asking_s", "at_least", "at_most"), [(0.0, 4, 1000), (0.1, 1, 3)])
 async def test_a_fleet_that_takes_long_to_ask_is_asked_less_often(
-    asking_s: float, at_least: int, at_most: int, redis: Redis, run_keys: RunKeys, tmp_path: Path
+    asking_s: float,
+    at_least: int,
+    at_most: int,
+    redis: Redis,
+    run_keys: RunKeys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sender = ScriptedSender(result({}, reply("a")), asking_s=asking_s)
+    clock: Any = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(push_schedule, "time", clock)
+
+    class SlowFleet(ScriptedSender):
+        async def needs_push(self) -> bool:
+            clock.now_s += asking_s
+            return await super().needs_push()
+
+    sender = SlowFleet(result({}, reply("a")))
     pushes = PushSchedule(sender, run_log=RunLog(redis, keys=run_keys, run_dir=tmp_path))
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until:
+    for _ in range(100):  # two seconds, without those of the questions
         await pushes.push_if_needed(list, policy_version=0)
-        await asyncio.sleep(0.02)
+        clock.now_s += 0.02
     assert at_least <= sender.num_asked <= at_most
 
 

@@ -66,7 +66,7 @@ def generator() -> Iterator[FakeGenerator]:
 
 @pytest.fixture
 def settings(settings: TrainerSettings) -> TrainerSettings:
-    return settings.model_copy(update={"internal_key": SecretStr(INTERNAL_KEY), "engine_check_timeout_s": 5.0})
+    return settings.model_copy(update={"internal_key": SecretStr(INTERNAL_KEY), "engine_check_timeout_s": 60.0})
 
 
 async def register(redis: Redis, name: str, url: str, *, is_alive: bool = True) -> None:

@@ -56,7 +56,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, name="fake hub", daemon=True)
     thread.start()
-    yield hub_lookup(5.0, endpoint=f"http://127.0.0.1:{server.server_port}")
+    yield hub_lookup(60.0, endpoint=f"http://127.0.0.1:{server.server_port}")
     server.shutdown()
     server.server_close()
     thread.join(timeout=120)

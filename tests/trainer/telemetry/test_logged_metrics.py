@@ -52,6 +52,14 @@ async def train(
     incarnation = await take_over(redis, RunKeys(RUN_ID))
     run = RunContext(redis, RunStore(redis), record, incarnation)
     loop = await assemble(run, FakeSender(redis), terminate=asyncio.Event())
+    outflow: Any = loop.outflow
+    save = outflow.save
+
+    async def save_to_the_end() -> None:
+        await save()
+        await loop.outflow.saver.finish()  # else the next step may be logged before this checkpoint is on disk
+
+    outflow.save = save_to_the_end
     services = asyncio.create_task(played.play(), name="played services")
     try:
         async with asyncio.timeout(120):
