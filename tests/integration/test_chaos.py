@@ -19,7 +19,18 @@ SEED = 10
 def strike(results: Path, *arguments: str) -> record.TrialRecord:
     """Run a trial, and return its record."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.chaos", *arguments, "--minutes", "12", "--results", str(results)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.chaos",
+            *arguments,
+            "--minutes",
+            "12",
+            "--stand-s",
+            "300",
+            "--results",
+            str(results),
+        ],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -23,7 +23,7 @@ def test_crashes_of_generator_and_rank_cost_no_group_and_a_run_whose_redis_was_c
     )
     with Stack(tmp_path, num_simulated=1) as stack:
         stack.wait_for_rewarder()
-        changes = {"max_steps": 30, "save_steps": 10, "max_staleness": 2, "drop_zero_std_groups": False}
+        changes = {"max_steps": 60, "save_steps": 10, "max_staleness": 2, "drop_zero_std_groups": False}
         run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:length"], **changes)).run_id
         for step in (8, 18):  # before the first checkpoint, and after it
             stack.wait_for_step(run_id, step)

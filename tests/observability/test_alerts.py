@@ -19,7 +19,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def checked(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 

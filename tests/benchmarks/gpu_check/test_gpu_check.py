@@ -110,12 +110,12 @@ def test_steps_run_in_order_and_a_second_call_goes_on_with_those_that_have_not_p
 
 
 def test_a_step_is_ended_at_its_limit_with_all_its_processes_and_the_next_one_runs(calls: Calls) -> None:
-    calls.step("endless", "stay", minutes=0.05)
+    calls.step("endless", "stay", minutes=0.2)
     calls.step("next")
     status, output = calls.run()
     assert status == 1
     assert calls.row("endless")[1] == "**failed**"
-    assert calls.row("endless")[3] == "ended at its limit of 0.05 minutes"
+    assert calls.row("endless")[3] == "ended at its limit of 0.2 minutes"
     assert "s  this is endless" in output, "progress shows the last line of the output"
     assert calls.ran() == ["endless", "next"]
     assert calls.noted.with_suffix(".pids").exists()

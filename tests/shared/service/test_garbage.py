@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,12 +16,6 @@ class Node:
 
     def __init__(self) -> None:
         self.itself = self
-
-
-@pytest.fixture(autouse=True)
-def unfrozen() -> Iterator[None]:
-    yield
-    gc.unfreeze()
 
 
 def test_objects_that_exist_are_not_examined_again() -> None:
