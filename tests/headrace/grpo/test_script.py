@@ -11,7 +11,7 @@ import pytest
 
 from tests.headrace.grpo.trl_suite.stand_ins import make_stand_ins
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CHECKS = """
@@ -39,7 +39,7 @@ def test_the_script_of_the_page_trains_and_leaves_no_process(tmp_path: Path) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

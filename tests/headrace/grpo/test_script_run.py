@@ -24,7 +24,7 @@ from tests.headrace.scripted_api import Answer, Asked, ScriptedApi, event_stream
 
 pytestmark = pytest.mark.unit
 
-_PATIENCE_POLLS = 8
+_PATIENCE_POLLS = 300
 
 
 def metrics(step: int) -> dict[str, Any]:

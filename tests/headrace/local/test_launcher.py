@@ -174,10 +174,10 @@ def test_a_killed_redis_comes_back_on_its_port_with_its_data(up: LauncherRig) ->
 def test_a_service_that_crashes_again_and_again_is_started_with_growing_pauses(rig: LauncherRig) -> None:
     rig.order("rewarder", exit=1, message="no memory")
     rig.launch_until_ready()
-    wait_for(lambda: len(rig.starts("rewarder")) == 3, "a third start")
+    wait_for(lambda: len(rig.starts("rewarder")) >= 3, "a third start")
     assert "rewarder ended with exit status 1 (no memory); starting it again in 0.5 s" in rig.output()
     assert "rewarder ended with exit status 1 (no memory); starting it again in 1.0 s" in rig.output()
-    first, second, third = (start["at"] for start in rig.starts("rewarder"))
+    first, second, third = (start["at"] for start in rig.starts("rewarder")[:3])
     assert second - first >= 0.5
     assert third - second >= 1.0
 
