@@ -313,7 +313,7 @@ class RunFollower:
                 await asyncio.wait({generating}, timeout=self._settings.poll_every_s)
         finally:
             generating.cancel()
-            await asyncio.gather(generating, return_exceptions=True)  # unlike `await`, it can be cancelled itself
+            await asyncio.gather(generating, return_exceptions=True)  # raises only a cancellation of this task
         if not generating.cancelled():
             generating.result()
 

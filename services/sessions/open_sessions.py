@@ -137,9 +137,8 @@ class OpenSessions:
         keeping = asyncio.create_task(self._keep(opened, deadline_s), name=f"session {opened.session_id}")
         run.sessions.add(keeping)
         keeping.add_done_callback(run.sessions.discard)
-        keeping.add_done_callback(
-            lambda _: self._forget(opened)
-        )  # a task that is cancelled before it begins does nothing
+        # A task that is cancelled before its first step runs none of its code.
+        keeping.add_done_callback(lambda _: self._forget(opened))
         return opened
 
     async def _keep(self, opened: OpenSession, deadline_s: float) -> None:

@@ -45,7 +45,7 @@ async def lease(
     finally:
         task.cancel()
         try:
-            await asyncio.gather(task, return_exceptions=True)  # unlike `await task`, it can be cancelled itself
+            await asyncio.gather(task, return_exceptions=True)  # raises only a cancellation of this task
         finally:
             with contextlib.suppress(UnavailableError):
                 await patiently(
