@@ -9,9 +9,8 @@ the process, and its supervisor restarts it.
 import asyncio
 import logging
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from services.generator.engine import engine_failure
 from services.generator.engine.adapter import serving_request
@@ -30,13 +29,13 @@ from services.generator.inflight_window import EngineLoad, first_size
 from services.generator.rollouts import SampledCompletion
 from shared.errors import HeadraceError, MessageError, UnavailableError
 from shared.run_options.run_config import RunConfig
+from shared.service.daemon_thread import in_thread
 from shared.service.garbage import collected_later
 
 log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 2.0
 _ZEROMQ_ENDS_S = 10.0
-_ResultT = TypeVar("_ResultT")
 
 
 class EngineDiedError(HeadraceError):
@@ -193,10 +192,10 @@ class Engine:
         ended = EngineDeadError()
         ended.__cause__ = UnavailableError("the engine is being stopped or replaced")
         self.client.output_processor.propagate_error(ended)
-        await _in_thread(lambda: self.client.shutdown(timeout=_SHUTDOWN_S), name="engine shutdown")
+        await in_thread(lambda: self.client.shutdown(timeout=_SHUTDOWN_S), name="engine shutdown")
         # vLLM leaves its ZeroMQ context to the garbage collector, which keeps threads and descriptors of every old
         # engine. Its end waits for the end of all its sockets, if need be for ever: not in the event loop.
-        end = _in_thread(self.client.engine_core.resources.ctx.term, name="end of ZeroMQ")
+        end = in_thread(self.client.engine_core.resources.ctx.term, name="end of ZeroMQ")
         ended_in_time, _ = await asyncio.wait({asyncio.ensure_future(end)}, timeout=_ZEROMQ_ENDS_S)
         if not ended_in_time:
             log.warning("a socket of vLLM's last engine did not close; its threads stay until this process ends")
@@ -221,7 +220,7 @@ async def import_vllm(of_replica: Mapping[str, Mapping[str, Any]]) -> bool:
         check_engine_args(of_replica, known_engine_args())
         return bool(current_platform.is_cuda())
 
-    return await _in_thread(load, name="import vLLM")
+    return await in_thread(load, name="import vLLM")
 
 
 async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_cuda: bool, timeout_s: float) -> Engine:
@@ -233,7 +232,7 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
     """
     try:
         async with asyncio.timeout(timeout_s):
-            client = await _in_thread(lambda: _build(spec, extra_args, has_cuda=has_cuda), name="start engine")
+            client = await in_thread(lambda: _build(spec, extra_args, has_cuda=has_cuda), name="start engine")
             if not has_cuda and client.vllm_config.parallel_config.pipeline_parallel_size > 1:
                 await client.collective_rpc("headrace_make_ready")
     except TimeoutError as error:
@@ -288,12 +287,3 @@ def _sampled_logprobs(output: Any) -> list[float]:
     if flat is None or list(flat.token_ids) != list(output.token_ids):
         raise EngineDiedError("vLLM's logprobs do not match the sampled tokens; is this vLLM 0.32?")
     return list(flat.logprobs)
-
-
-async def _in_thread(work: Callable[[], _ResultT], *, name: str) -> _ResultT:
-    """Run ``work`` in a thread that the process does not wait for at exit: loading a model cannot be cancelled."""
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-    try:
-        return await asyncio.get_running_loop().run_in_executor(thread, work)
-    finally:
-        thread.shutdown(wait=False)

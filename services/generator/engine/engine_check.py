@@ -23,6 +23,7 @@ from shared.errors import UnavailableError, UserError
 from shared.files.file_roots import FileRoots
 from shared.run_options.run_config import parse_run_config
 from shared.run_options.run_places import misplaced
+from shared.service.daemon_thread import in_thread
 from shared.serving.http_guard import problem
 
 
@@ -50,7 +51,9 @@ class EngineChecker:
         """
         try:
             run = parse_run_config(config)
-            outside = await asyncio.to_thread(misplaced, run, **self._places, opens_data_sets=False)
+            outside = await in_thread(
+                lambda: misplaced(run, **self._places, opens_data_sets=False), name="look at a run's places"
+            )
         except UserError as error:
             outside = [(error.field or "vllm", str(error))]
         if outside:  # vLLM is not asked, because it would read these files

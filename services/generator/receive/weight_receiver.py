@@ -23,6 +23,7 @@ and the process is expected to end and be restarted.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from services.generator.engine.output_gate import OutputGate
@@ -33,6 +34,7 @@ from shared.control import JoinRequest, PushBody, ReplicaInfo
 from shared.errors import PushError, UnavailableError, UserError
 from shared.files.file_roots import FileRoots
 from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.service.daemon_thread import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -153,9 +155,9 @@ class WeightReceiver:
             UnavailableError: The engine is missing or stuck, or this replica stopped serving the run meanwhile.
         """
         identity = self._require_run(body.run_id).identity
-        if body.weight_dir is not None and self._weight_roots is not None:
+        if body.weight_dir is not None and (roots := self._weight_roots) is not None:
             try:
-                await asyncio.to_thread(self._weight_roots.require, body.weight_dir, field="weight_dir")
+                await in_thread(partial(roots.require, body.weight_dir, field="weight_dir"), name="look at weight_dir")
             except UserError as error:
                 raise PushError(str(error)) from error
         if reason := _why_not_enter(identity, body):

@@ -17,10 +17,10 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 
-from services.generator.worker.abandonable import abandonable
 from services.generator.worker.staged_weights import StagedWeights
 from shared.control import DiskPlace
 from shared.errors import PushError
+from shared.service.daemon_thread import abandonable
 from shared.weights.weight_manifest import Manifest, read_file, read_manifest
 from shared.weights.weight_store import WeightStore
 
@@ -77,13 +77,15 @@ class DiskWire:
 
         The last one is ``place``. The first one is a full version, or a delta on the staged version.
         """
-        newest = abandonable(partial(read_manifest, self._store, place.name, sha256=place.manifest_sha256), check)
+        newest = abandonable(
+            partial(read_manifest, self._store, place.name, sha256=place.manifest_sha256), check, name="read weights"
+        )
         found = [(place.name, newest)]
         while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != staged_checksum:
             check()
             if len(found) == _MAX_CHAIN:
                 raise PushError(f"the chain of deltas of {place.name} does not end at a full version")
-            manifest = abandonable(partial(read_manifest, self._store, base), check)
+            manifest = abandonable(partial(read_manifest, self._store, base), check, name="read weights")
             if manifest.checksum != found[-1][1].base_checksum:
                 raise PushError(f"{base} is not the base version of {found[-1][0]}")
             found.append((base, manifest))
@@ -92,7 +94,9 @@ class DiskWire:
     def _apply(self, staging: StagedWeights, directory: str, manifest: Manifest, *, check: Callable[[], None]) -> None:
         missing = set(staging.tensors)
         for file in manifest.files:
-            data = abandonable(partial(read_file, self._store, directory, file, check=check), check)
+            data = abandonable(
+                partial(read_file, self._store, directory, file, check=check), check, name="read weights"
+            )
             tensors: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load(data)
             for name, tensor in tensors.items():
                 check()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from services.generator.worker.abandonable import abandonable
+from shared.service.daemon_thread import abandonable
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 
@@ -67,7 +67,7 @@ class GlooWire:
                 raise RuntimeError(f"the trainer did not answer within {timeout_s:.0f} s in the rendezvous")
 
         try:
-            self._group = abandonable(enter, check)
+            self._group = abandonable(enter, check, name="enter gloo")
         finally:
             if self._group is None:
                 self._lifeline.close()

@@ -8,7 +8,6 @@ regular expression, blocks the whole service.
 
 import asyncio
 import functools
-import threading
 import time
 from concurrent.futures import Future
 
@@ -28,6 +27,7 @@ from services.rewarder.reward_call import (
 )
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import UserError
+from shared.service.daemon_thread import started
 from shared.user_code.error_text import describe, origin_of, users_trace
 from shared.user_code.function_loading import load_function
 from shared.user_code.module_sources import Sources, finder, forget_imported
@@ -143,18 +143,12 @@ class LoopFunctions:
             forget_imported(sources)
         self._to_import_anew.discard(module)
         loop = self._loops.of(module)
-        loading: Future[RewardFunction] = Future()
-        loading.set_running_or_notify_cancel()
 
-        def load() -> None:
-            try:
-                loop.adopt_thread()  # a worker has a loop too when it imports the module for a check
-                loading.set_result(load_function(name, places=self._places, sources=sources))
-            except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
-                loading.set_exception(error)
+        def load() -> RewardFunction:
+            loop.adopt_thread()  # a worker has a loop too when it imports the module for a check
+            return load_function(name, places=self._places, sources=sources)
 
-        threading.Thread(target=load, name=f"import of reward {name}", daemon=True).start()
-        return loading
+        return started(load, name=f"import of reward {name}")
 
 
 async def answer_of(name: str, function: RewardFunction, call: RewardCall) -> Answer:

@@ -28,6 +28,7 @@ from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import HeadraceError
+from shared.service.daemon_thread import in_thread
 from shared.user_code.call_failure import CallFailure
 from shared.user_code.module_sources import Sources, is_on_disk
 from shared.user_code.worker_frames import Refused
@@ -254,8 +255,10 @@ class PythonFunctions:
 
         Nothing is replaced if the files have changed since ``version`` was read, or ``before`` was replaced meanwhile.
         """
-        if version.sources is not None and not await asyncio.to_thread(is_on_disk, version.sources.files):
-            return False
+        if version.sources is not None:
+            files = version.sources.files
+            if not await in_thread(lambda: is_on_disk(files), name="look at a reward module"):
+                return False
         now = self._modules.get(module)
         if now is not None and self._is_in_force(version.sources, module):
             now.functions |= version.functions

@@ -21,6 +21,7 @@ from services.rewarder.reward_models.served_model import ServedModel
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
 from shared.install_commands import install_extras
+from shared.service.daemon_thread import in_thread
 from shared.user_code.worker_frames import Refused
 
 _NEEDED = ("torch", "transformers", "safetensors")
@@ -128,7 +129,7 @@ class RewardModels:
 
     async def _make(self, name: str, *, anew_if_changed: bool) -> None:
         async with self._making_room:
-            place, seen = await asyncio.to_thread(_look_at, name, self._settings.roots)
+            place, seen = await in_thread(lambda: _look_at(name, self._settings.roots), name="look at a reward model")
             known = self._models.get(name)
             is_changed = known is not None and seen != self._seen[name]
             if known is not None and is_changed and known.is_busy and anew_if_changed:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from services.trainer.checkpoints.checkpoint import checkpoint_path
 from services.trainer.checkpoints.manifest import find_damage
-from services.trainer.deadline_thread import in_thread
 from services.trainer.disk_room import Room
 from services.trainer.export import hub
 from services.trainer.export.export import export_checkpoint
@@ -22,6 +21,7 @@ from services.trainer.first_of import first_of
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.run_log import RunLog
 from shared.run_options.run_config import RunConfig
+from shared.service.daemon_thread import in_thread
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from services.trainer.deadline_thread import in_thread
 from services.trainer.push.blame import LEAVE_S, OURSELVES, AttemptError, all_answer, all_stay, time_for_members
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.membership import Abilities, rank_offsets
@@ -40,6 +39,7 @@ from shared.control import (
 )
 from shared.errors import HeadraceError, PushError
 from shared.lineage import epoch_of
+from shared.service.daemon_thread import in_thread
 
 log = logging.getLogger(__name__)
 

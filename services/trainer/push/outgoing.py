@@ -24,7 +24,6 @@ from typing import TypeVar
 
 import torch
 
-from services.trainer.deadline_thread import in_thread
 from services.trainer.push.blame import LEAVE_S, AttemptError
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import NamedTensors, Parcel, Weights, announce, described, difference
@@ -32,6 +31,7 @@ from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.errors import PushError, UnavailableError
+from shared.service.daemon_thread import in_thread
 from shared.weights.parameter_spec import Spec, total_bytes
 from shared.weights.weight_store import StoreError, WeightStore
 

@@ -12,13 +12,13 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
-from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.run_reference import RunToRead
 from services.trainer.run_api.trainer_api import Api, TrainerApi
 from services.trainer.run_files import RunFiles
 from shared.files.file_set import MAX_PATH, SetFile
 from shared.redis.run_record import TERMINAL, RunRecord
+from shared.service.daemon_thread import in_thread
 
 _OCTETS = "application/octet-stream"
 _READ_BYTES = 1024 * 1024

@@ -25,7 +25,6 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
-from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.trainer_api import Api, TrainerApi
 from services.trainer.uploads.module_store import MAX_SOURCE_BYTES, ModuleStore
@@ -35,6 +34,7 @@ from shared.access.route_table import MAX_UPLOADED_PIECE
 from shared.files.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
 from shared.run_options.wording import what_is_wrong
 from shared.service.current_request import name_subject
+from shared.service.daemon_thread import in_thread
 from shared.serving.http_guard import declared_length
 from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.serving.query_number import WHOLE

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem
 from services.trainer.submit_checks.reward_check import RewardNeeds
 from shared.beginning import Beginning
 from shared.errors import UnavailableError, UserError
 from shared.files.file_roots import why_unreadable
+from shared.service.daemon_thread import in_thread
 
 
 @dataclass(frozen=True)
