@@ -25,6 +25,7 @@ from shared.redis.run_store import RunStore
 from shared.redis.served_runs import ServedRuns
 from shared.refusals import refuse, take_back
 from shared.run_options.run_config import RunConfig
+from shared.service.cancellation import raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -125,9 +126,12 @@ class RunFollower:
             await self._loop(record.run_id, config).run()
         except* StateLostError as errors:
             log.warning("run %s cannot be scored now: %s", record.run_id, errors.exceptions[0])
-            # A server that was wiped has lost headrace's functions too, and later runs need them.
-            await wait_until_back(self._redis, timeout_s=self._redis_patience_s)
-            await self._pause()
+        else:
+            return
+        raise_if_cancelled()
+        # A server that was wiped has lost headrace's functions too, and later runs need them.
+        await wait_until_back(self._redis, timeout_s=self._redis_patience_s)
+        await self._pause()
 
     def _loop(self, run_id: str, config: RunConfig) -> RewardLoop:
         return RewardLoop(

@@ -166,15 +166,16 @@ async def _connect(
 async def at_the_same_time(*loading: Coroutine[Any, Any, Any]) -> list[Any]:
     """Await coroutines concurrently, and return their results. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.create_task(each, name="load a run's code") for each in loading]
+    failures: list[BaseException] = []
     try:
         if tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failures = [error for task in ended if not task.cancelled() and (error := task.exception()) is not None]
     finally:
         for task in tasks:
             task.cancel()
         # A TaskGroup forgets a cancellation that comes while it waits here, after an error.
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    failures = [result for result in results if isinstance(result, Exception)]
+        await asyncio.gather(*tasks, return_exceptions=True)
     if failures:
         raise failures[0]
     return [task.result() for task in tasks]

@@ -33,6 +33,7 @@ from shared.redis.served_runs import ServedRuns
 from shared.refusals import refuse, take_back
 from shared.run_options.agents import AgentOptions
 from shared.run_options.run_config import RunConfig
+from shared.service.cancellation import raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +141,10 @@ class RunFollower:
                 await self._loop(run_id, config, generators, code).run()
         except* StateLostError as errors:
             log.warning("run %s cannot be played now: %s", run_id, errors.exceptions[0])
-            # A server that was wiped has lost headrace's functions too, and later runs need them.
-            await wait_until_back(self._redis, timeout_s=self._settings.redis_patience_s)
-            await asyncio.sleep(self._settings.poll_every_s)
+        raise_if_cancelled()
+        # A server that was wiped has lost headrace's functions too, and later runs need them.
+        await wait_until_back(self._redis, timeout_s=self._settings.redis_patience_s)
+        await asyncio.sleep(self._settings.poll_every_s)
 
     def _loop(self, run_id: str, config: RunConfig, generators: TurnClient, code: RunCode) -> SessionLoop:
         keys, name = RunKeys(run_id), self._settings.name

@@ -13,6 +13,7 @@ from typing import Any, Generic, Self
 
 import msgspec
 
+from shared.service.cancellation import seen_through
 from shared.user_code import fork_server
 from shared.user_code.call_failure import CallFailure
 from shared.user_code.fork_server import StartedWorker, WorkerStartError
@@ -181,13 +182,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(), name="end of a worker")
-        try:
-            return await asyncio.shield(self._ending)
-        except asyncio.CancelledError:
-            while not self._ending.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({self._ending})
-            raise
+        return await seen_through(self._ending)
 
     async def _end(self) -> str:
         lingers = False

@@ -22,6 +22,7 @@ import msgspec
 
 import services
 from services.rewarder.reward_models.model_frames import Reply, Request, decode_reply
+from shared.service.cancellation import seen_through
 from shared.user_code.worker_frames import HEADER, MAX_FRAME_BYTES
 
 _MODULE = "services.rewarder.reward_models.model_worker"
@@ -97,14 +98,7 @@ class ModelProcess:
 
         If cancelled, wait for the end of the process first.
         """
-        ending = asyncio.create_task(self._end(), name="end of a reward model's process")
-        try:
-            return await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            while not ending.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({ending})
-            raise
+        return await seen_through(asyncio.create_task(self._end(), name="end of a reward model's process"))
 
     async def _end(self) -> int:
         self._writer.transport.abort()
