@@ -14,6 +14,7 @@ from headrace import service_finder, terminal
 from headrace.reward_check.function_name import named_function
 from shared.errors import UserError
 from shared.run_options.reward_kwargs import check_reward_kwargs
+from shared.service.exiting import exit_at_once, has_other_threads
 
 SCORED, FAILED, WRONG_ARGUMENTS = 0, 1, 2
 _PIPE_WIDTH = 160
@@ -72,15 +73,14 @@ def _check(arguments: argparse.Namespace) -> int:
         terminal.say(line)
     for said in trial.said:
         terminal.say(f"\n{said}")
-    sys.stdout.flush()
     status = FAILED if report.has_failed(trial) else SCORED
     if not trial.is_ended:
         terminal.say(
             "\nthe function still runs although it was cancelled: "
             "an async function must neither block nor swallow CancelledError"
         )
-        sys.stdout.flush()
-        os._exit(status)
+    if not trial.is_ended or has_other_threads():
+        exit_at_once(status)
     return status
 
 

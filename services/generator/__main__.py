@@ -9,7 +9,8 @@ Exit codes: 0 stopped by a signal; 1 failed, a restart may help; 2 a setting is 
 """
 
 import argparse
-import sys
+
+from shared.service.exiting import exit_at_once
 
 _HELP = """\
 Samples completions for the current run in Redis. All settings are environment variables:
@@ -83,14 +84,5 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _exit(code: int) -> None:
-    """Exit at once, without waiting for threads that load a model or serve metrics."""
-    import os
-
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main())
+    exit_at_once(main())  # without waiting for threads that load a model or serve metrics

@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 import logging
-import os
-import sys
 from collections.abc import Sequence
+
+from shared.service.exiting import exit_at_once, run_and_exit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,12 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             if not await service.let_go():
                 log.warning("an async reward function did not end although it was cancelled; exiting without it")
-                logging.shutdown()
-                os._exit(exit_code)
+                exit_at_once(exit_code)
         return exit_code
 
     return asyncio.run(serve())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit(main)

@@ -40,6 +40,7 @@ from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_places import require_places
 from shared.service.child_secrets import hide_secrets
+from shared.service.exiting import exit_at_once
 from shared.service.garbage import collected_later, freeze_long_lived_objects
 from shared.service.logs import about_run, configure_first_logging, configure_logging, log_lines
 from shared.settings import from_environment
@@ -247,7 +248,4 @@ if __name__ == "__main__":
         traceback.print_exc()
         exit_status = CRASHED
     if exit_status != ENDED:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_status)  # sys.exit would wait for a thread that is stuck in torch
+        exit_at_once(exit_status)  # sys.exit would wait for a thread that is stuck in torch

@@ -1,1 +1,1 @@
-"""Code that every service process needs: logs, secrets, TLS, and detection of hung or stopped processes."""
+"""Code that every service process needs: logs, secrets, TLS, exits, and detection of hung or stopped processes."""

@@ -108,6 +108,17 @@ async def test_sigterm_ends_it_with_exit_0_and_no_process_left_even_with_calls_t
     assert await redis.xlen(keys.completions) == 1, "the group waits for the next rewarder"
 
 
+def test_a_thread_that_an_async_function_starts_does_not_keep_it_from_ending(start_rewarder: StartRewarder) -> None:
+    rewarder = start_rewarder()
+    rewarder.wait_until_ready()
+    body = {"reward_funcs": [user("beside_a_thread")], "prompts": ["p"], "completions": ["c"]}
+    key = {"Authorization": "Bearer key-of-the-test"}
+    with httpx.Client(trust_env=False, timeout=120, headers=key) as client:
+        reply = client.post(rewarder.url("/v1/score"), json=body)
+    assert reply.json()["outcomes"][0][0]["outcome"] == "scored", reply.text
+    assert rewarder.stop() == 0, rewarder.log()
+
+
 async def test_an_async_function_that_blocks_costs_its_own_outcome_and_nothing_else(
     start_rewarder: StartRewarder, tmp_path: Path
 ) -> None:
@@ -191,12 +202,15 @@ async def test_why_it_cannot_start_is_left_where_people_look_until_it_does(
 
 
 def test_without_redis_it_is_alive_but_not_ready_and_gives_up_with_exit_1(start_rewarder: StartRewarder) -> None:
-    rewarder = start_rewarder(HEADRACE_REDIS_URL="redis://127.0.0.1:9/0", HEADRACE_REDIS_PATIENCE_S="3")
+    nowhere = "redis://127.0.0.1:9/0"
+    rewarder = start_rewarder(HEADRACE_REDIS_URL=nowhere, HEADRACE_REDIS_PATIENCE_S="600")
     rewarder.wait_until_listening()
     with httpx.Client(trust_env=False, timeout=120) as client:
         assert client.get(rewarder.url("/livez")).status_code == 200
         reply = client.get(rewarder.url("/readyz"))
     assert (reply.status_code, reply.json()["detail"]) == (503, "starting: waiting for Redis")
+    rewarder.kill()
+    rewarder = start_rewarder(HEADRACE_REDIS_URL=nowhere, HEADRACE_REDIS_PATIENCE_S="3")
     assert rewarder.process.wait(timeout=120) == 1
     assert "Redis PING failed for 3 s" in rewarder.log()
     assert "Traceback" not in rewarder.log()

@@ -16,7 +16,7 @@ from tests.rewarder.conftest import ROOT, RewarderProcess
 from tests.rewarder.conftest import start_rewarder as start_rewarder
 
 REWARDS = """
-import asyncio, os, time
+import asyncio, os, threading, time
 
 
 def brevity(completions, **columns):
@@ -39,6 +39,12 @@ def exits(completions, **columns):
 def hangs(completions, **columns):
     while True:
         time.sleep(0.05)
+
+
+async def beside_a_thread(completions, **columns):
+    if not any(thread.name == "of the module" for thread in threading.enumerate()):
+        threading.Thread(target=time.sleep, args=(3600,), name="of the module").start()
+    return [1.0] * len(completions)
 
 
 async def blocks_the_loop(completions, **columns):
@@ -128,6 +134,12 @@ def test_a_function_in_a_file_shows_values_version_and_latency(project: Path) ->
     assert "says:        Shorter is better." in done.stdout
     assert "latency:     median " in done.stdout
     assert "3 with equal rewards" in done.stdout, "'#### 0' and '#### 2' are equally long"
+
+
+def test_a_thread_that_the_function_starts_does_not_keep_the_command_from_ending(project: Path) -> None:
+    done = check(project, "my_rewards.py:beside_a_thread")
+    assert done.returncode == 0, done.stderr
+    assert "outcomes:    6 scored" in done.stdout
 
 
 def test_a_function_is_given_what_a_run_would_give_it(project: Path) -> None:

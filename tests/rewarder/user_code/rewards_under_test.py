@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,12 @@ async def hangs_async(**_: Any) -> list[float]:
         except asyncio.CancelledError:
             continue
     return []
+
+
+async def beside_a_thread(completions: list[str], **_: Any) -> list[float]:
+    """The thread never ends."""
+    threading.Thread(target=threading.Event().wait).start()
+    return [1.0 for _ in completions]
 
 
 async def never_ends(**_: Any) -> list[float]:
