@@ -5,8 +5,9 @@
          |                         +--> refuse the run, with the reason in Redis ---------------+
          +-------------- the run has ended or vanished, or another run is current --------------+
 
-The engine is kept if the next run needs the same one, and replaced otherwise. It runs in child processes, so an old
-engine leaves nothing behind in this process.
+The engine is kept if the next run needs the same one, and replaced otherwise. If decoding is paused when the run ends,
+the engine is stopped, so that requests of API clients do not wait in it. The engine runs in child processes, so an
+old one leaves nothing behind in this process.
 """
 
 import asyncio
@@ -38,6 +39,8 @@ from shared.redis.run_store import RunStore
 from shared.redis.streams import give_back
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import require_places
+from shared.service.cancellation import seen_through
+from shared.service.daemon_thread import in_thread
 from shared.service.garbage import freeze_long_lived_objects
 from shared.service.logs import about_run
 
@@ -122,7 +125,6 @@ class RunFollower:
         self.run_id: str | None = None
         """The run that this replica serves or refuses; None between runs."""
         self._engine: Engine | None = None
-        self._is_engine_spoiled = False
         self._num_failed_starts = 0
         """How often the current run's engine has failed to start."""
         self._watch = EngineWatch(every_s=settings.poll_every_s, hang_timeout_s=settings.engine_hang_timeout_s)
@@ -155,9 +157,7 @@ class RunFollower:
                     await wait_until_back(self._redis, timeout_s=self._settings.redis_patience_s)
                     await asyncio.sleep(1)
         finally:
-            self._openai.close()
-            if self._engine is not None:
-                await asyncio.shield(self._engine.shutdown())
+            await self._stop_engine()
 
     async def _next_run(self) -> RunRecord:
         self._state.wait_for(NO_RUN)
@@ -186,9 +186,7 @@ class RunFollower:
         async with registered(self._redis, keys, replica_id=name, url=self._url, patience_s=patience_s) as seat:
             try:
                 config = record.parsed_config()
-                roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
-                require_places(config, **roots, opens_data_sets=False)
-                spec = await asyncio.to_thread(spec_for, config, has_cuda=has_cuda)
+                spec = await in_thread(lambda: self._spec_for(config, has_cuda=has_cuda), name="read the model's files")
                 if not self._has_engine_for(spec):
                     # Loading takes minutes, and this replica's lease keeps the groups of its earlier life from others.
                     await give_back(self._redis, stream=keys.prompts, consumer_group=GENERATORS, name=name)
@@ -217,10 +215,11 @@ class RunFollower:
                 try:
                     await seat.leave()  # first, so that the trainer can tell leaving from failing
                 finally:
-                    # If the run ended during a push, decoding is paused, and some of its weights are new.
-                    self._is_engine_spoiled = self._receiver.decoding_is_paused
+                    is_paused = self._receiver.decoding_is_paused
                     self._receiver.detach()
                     self._show_weights()
+                    if is_paused:  # no push will resume it; after one that was cut off, some weights are new
+                        await self._stop_engine()
 
     async def _refuse(self, run_id: str, seat: Seat, error: UserError) -> None:
         """Report why this run cannot be served here, and wait until it is over, or its engine may be started again."""
@@ -238,8 +237,18 @@ class RunFollower:
                 await self._until_over(run_id)
                 await seat.take_back()
 
+    def _spec_for(self, config: RunConfig, *, has_cuda: bool) -> EngineSpec:
+        """Return the spec of the run's engine.
+
+        Raises:
+            UserError: The run names a file that this service may not open, or its model cannot be served.
+        """
+        roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
+        require_places(config, **roots, opens_data_sets=False)
+        return spec_for(config, has_cuda=has_cuda)
+
     def _has_engine_for(self, spec: EngineSpec) -> bool:
-        return self._engine is not None and self._engine.spec == spec and not self._is_engine_spoiled
+        return self._engine is not None and self._engine.spec == spec
 
     async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
         if self._engine is not None and self._has_engine_for(spec):
@@ -247,11 +256,7 @@ class RunFollower:
         self._state.wait_for("loading the model")
         if overruled := spec.overruled(self._settings.engine_args):
             log.warning("HEADRACE_ENGINE_ARGS override the run's %s", ", ".join(overruled))
-        self._openai.close()
-        if self._engine is not None:
-            await self._engine.shutdown()
-            self._engine = None
-        self._is_engine_spoiled = False
+        await self._stop_engine()
         try:
             self._engine = await start_engine(
                 spec,
@@ -270,6 +275,13 @@ class RunFollower:
         self._engine.client = GatedClient(self._engine.client, self._receiver.outputs)
         await self._openai.open(self._engine)
         return self._engine
+
+    async def _stop_engine(self) -> None:
+        """Stop the engine, if there is one. Requests in it end with an error."""
+        self._openai.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await seen_through(asyncio.create_task(engine.shutdown(), name="stop the engine"))
 
     async def _receiving_with(self, engine: Engine, config: RunConfig) -> ReceivingEngine:
         """Return the interface for weight pushes to ``engine``, with its staging memory allocated if the run uses any.
@@ -331,7 +343,9 @@ class RunFollower:
             config=config,
             gate=self._receiver,
             required_version=lambda: self._state.required_version,
-            chat_format=await asyncio.to_thread(load_chat_format, config, engine.client.vllm_config),
+            chat_format=await in_thread(
+                lambda: load_chat_format(config, engine.client.vllm_config), name="load the chat format"
+            ),
             metrics=self._metrics,
         )
 
@@ -340,11 +354,7 @@ class RunFollower:
             why = self._engine.why_dead(otherwise="see its log lines above")
             raise EngineDiedError(f"vLLM's engine died: {why}")
         if self._engine is not None and (
-            what := self._watch.look(
-                self._engine,
-                # An engine whose run ended in the middle of a push stays paused until another run needs one.
-                decoding_is_paused=self._receiver.decoding_is_paused or self._is_engine_spoiled,
-            )
+            what := self._watch.look(self._engine, decoding_is_paused=self._receiver.decoding_is_paused)
         ):
             raise EngineDiedError(what)
 

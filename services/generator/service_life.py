@@ -5,7 +5,6 @@ ten seconds. The aborted groups stay pending in Redis under the replica's name, 
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
@@ -66,9 +65,10 @@ async def serve_until(
     server.should_exit = True
     for task in tasks:
         task.cancel()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_STOP_S):
-            await asyncio.gather(http, *tasks, return_exceptions=True)
+    # gather would cancel the tasks again after that time, and wait for them: a stuck engine may never be shut down.
+    ended, _ = await asyncio.wait({http, *tasks}, timeout=_STOP_S)
+    for task in ended:
+        _failure_of(task)  # retrieved, so that asyncio does not log it
     if failure is not None:
         await say_why(f"it ended, saying: {_reason(failure)}")
     return _exit_code(failure)

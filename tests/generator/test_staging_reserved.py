@@ -14,7 +14,7 @@ from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.refusals import decode_refusals
 from tests.eventually import eventually
-from tests.generator.test_weights_shown import HELD_AT_3, LoadedEngine, NoReceiving, follow, following, shown
+from tests.generator.test_weights_shown import PAUSED_AT_3, LoadedEngine, NoReceiving, follow, following, shown
 
 pytestmark = pytest.mark.unit
 
@@ -55,7 +55,7 @@ async def test_memory_is_allocated_before_weights_are_received_if_the_run_stages
     monkeypatch.setattr(run_follower, "VllmReceivingEngine", recording(made))
     async with following(follower.run(has_cuda=False)):
         await store.set_current_run("run-test")
-        await eventually(lambda: shown(metrics.registry) == HELD_AT_3)
+        await eventually(lambda: shown(metrics.registry) == PAUSED_AT_3)
     assert made == calls
 
 
@@ -116,6 +116,6 @@ async def test_an_engine_that_does_not_start_with_the_options_of_a_run_is_starte
                 )
 
             await eventually(is_refused)
-        await eventually(lambda: shown(metrics.registry) == HELD_AT_3)
+        await eventually(lambda: shown(metrics.registry) == PAUSED_AT_3)
         assert await refusal() == ""
     assert starts == 3

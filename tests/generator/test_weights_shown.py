@@ -35,6 +35,7 @@ from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.service import stopped_processes
+from shared.service.cancellation import seen_through
 from shared.service.logs import about_run
 from tests.eventually import eventually
 from tests.generator.test_generation_loop import CommandedEngine
@@ -42,7 +43,7 @@ from tests.shared.redis.prompts_stream import admit, generator
 
 pytestmark = pytest.mark.unit
 
-HELD_AT_3, NOTHING = (1.0, 3.0), (0.0, -1.0)
+PAUSED_AT_3, SERVING_3, NOTHING = (1.0, 3.0), (0.0, 3.0), (0.0, -1.0)
 
 
 def shown(registry: CollectorRegistry) -> tuple[float | None, float | None]:
@@ -53,17 +54,18 @@ def shown(registry: CollectorRegistry) -> tuple[float | None, float | None]:
 
 
 class HoldingReceiver:
-    """In the middle of a push as long as a run is served."""
+    """Holds a version as long as a run is served, by default in the middle of a push."""
 
     outputs = OutputGate()
     is_asleep = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_in_a_push: bool = True) -> None:
         self.held_version = NO_WEIGHTS
+        self._is_in_a_push = is_in_a_push
 
     @property
     def decoding_is_paused(self) -> bool:
-        return self.held_version != NO_WEIGHTS
+        return self._is_in_a_push and self.held_version != NO_WEIGHTS
 
     def attach(self, *_: object, **__: object) -> None:
         self.held_version = LineageVersion(1, 3)
@@ -88,12 +90,14 @@ class LoadedEngine(CommandedEngine):
         self.pids: list[int] = []
         self.num_unfinished = 0
         self.num_steps = 0
+        self.is_stopped = False
 
     def why_dead(self, *, otherwise: str) -> str:
         return otherwise
 
     async def shutdown(self) -> None:
-        """Nothing to shut down."""
+        """Note that it was stopped."""
+        self.is_stopped = True
 
 
 class NoReceiving:
@@ -135,7 +139,7 @@ async def following(work: Any) -> AsyncGenerator[None]:
 
 
 def follow(
-    redis: Redis, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch, *, is_in_a_push: bool = True
 ) -> tuple[RunFollower, GeneratorMetrics, list[LoadedEngine]]:
     """Return a generator with a fake engine, its metrics, and the engines that it has started."""
     started: list[LoadedEngine] = []
@@ -146,7 +150,7 @@ def follow(
 
     monkeypatch.setattr(run_follower, "start_engine", start_engine)
     monkeypatch.setattr(run_follower, "VllmReceivingEngine", NoReceiving)
-    receiver, metrics = HoldingReceiver(), GeneratorMetrics()
+    receiver, metrics = HoldingReceiver(is_in_a_push=is_in_a_push), GeneratorMetrics()
     state = ServiceState(receiver)
     follower = RunFollower(
         settings,
@@ -161,12 +165,14 @@ def follow(
     return follower, metrics, started
 
 
-async def end_in_the_middle_of_a_push(redis: Redis, keys: RunKeys, registry: CollectorRegistry) -> None:
-    """Serve the run until its gauges are shown, and end it."""
+async def end_once_it_shows(
+    redis: Redis, keys: RunKeys, registry: CollectorRegistry, *, gauges: tuple[float, float] = PAUSED_AT_3
+) -> None:
+    """Serve the run until these gauges are shown, and end it."""
     store = RunStore(redis)
     await eventually(lambda: shown(registry) == NOTHING)
     await store.set_current_run(keys.run_id)
-    await eventually(lambda: shown(registry) == HELD_AT_3)
+    await eventually(lambda: shown(registry) == gauges)
     await store.set_status(keys.run_id, "stopped")
     await store.set_current_run(None)
     await eventually(lambda: shown(registry) == NOTHING)
@@ -177,7 +183,7 @@ async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing
 ) -> None:
     follower, metrics, _ = follow(redis, settings, monkeypatch)
     async with following(follower.run(has_cuda=False)):
-        await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+        await end_once_it_shows(redis, run_keys, metrics.registry)
 
 
 async def test_a_generator_that_is_cancelled_while_its_run_ends_serves_no_other_run(
@@ -275,9 +281,9 @@ async def test_an_engine_that_fails_while_no_run_is_served_ends_the_generator(
     reason: str,
 ) -> None:
     monkeypatch.setattr(stopped_processes, "STOPPED_S", 0.2)
-    follower, metrics, started = follow(redis, settings, monkeypatch)
+    follower, metrics, started = follow(redis, settings, monkeypatch, is_in_a_push=False)
     work = asyncio.create_task(follower.run(has_cuda=False))
-    await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+    await end_once_it_shows(redis, run_keys, metrics.registry, gauges=SERVING_3)
     started[0].pids = [core.pid]
     if fault == "dies":
         started[0].is_dead = True
@@ -288,20 +294,77 @@ async def test_an_engine_that_fails_while_no_run_is_served_ends_the_generator(
             await work
 
 
-async def test_an_engine_that_its_run_left_paused_does_not_hang(
+@pytest.mark.parametrize("is_in_a_push", [True, False])
+async def test_an_engine_that_its_run_leaves_paused_is_stopped_so_that_no_client_waits_in_it(
+    redis: Redis,
+    run_keys: RunKeys,
+    settings: GeneratorSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_in_a_push: bool,
+) -> None:
+    gauges = PAUSED_AT_3 if is_in_a_push else SERVING_3
+    follower, metrics, started = follow(redis, settings, monkeypatch, is_in_a_push=is_in_a_push)
+    store = RunStore(redis)
+    async with following(follower.run(has_cuda=False)):
+        for number in range(2):
+            await store.set_current_run(run_keys.run_id)
+            await eventually(lambda: shown(metrics.registry) == gauges)
+            await store.set_current_run(None)
+            await eventually(lambda: follower.run_id is None)
+            assert [engine.is_stopped for engine in started] == ([True] * (number + 1) if is_in_a_push else [False])
+
+
+async def test_simulated_ones_that_are_cancelled_as_their_streams_vanish_serve_no_other_run(
     redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client's request is still in it, and takes no step until the engine is replaced for the next run."""
-    settings = settings.model_copy(update={"engine_hang_timeout_s": 2 * settings.poll_every_s})
-    follower, metrics, started = follow(redis, settings, monkeypatch)
-    work = asyncio.create_task(follower.run(has_cuda=False))
-    await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
-    started[0].num_unfinished = 1
-    done, _ = await asyncio.wait({work}, timeout=max(1.0, 20 * settings.poll_every_s))
-    assert not done
-    work.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
+    is_ending, may_end, served = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def serve(replica: SimulatedReplica, *_: object) -> None:
+        served.append(replica.name)
+        if replica.name == "sim-0":
+            raise StateLostError("gone")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_ending.set()
+            await seen_through(asyncio.create_task(may_end.wait(), name="end of a replica"))
+
+    def read_model_facts(*_: object, **__: object) -> ModelFacts:
+        return ModelFacts(100, None, 512)
+
+    monkeypatch.setattr(SimulatedReplica, "serve", serve)
+    monkeypatch.setattr(fleet, "read_model_facts", read_model_facts)
+    simulated, replicas = simulated_fleet(redis, settings, GeneratorMetrics())
+    try:
+        task = asyncio.create_task(simulated.run(), name="generators under test")
+        await RunStore(redis).set_current_run(run_keys.run_id)
+        await asyncio.wait_for(is_ending.wait(), 120)
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait({task}, timeout=120)
+        assert task.cancelled()
+        assert sorted(served) == ["sim-0", "sim-1"]
+    finally:
+        about_run("")
+        for replica in replicas:
+            await replica.close()
+
+
+def simulated_fleet(
+    redis: Redis, settings: GeneratorSettings, metrics: GeneratorMetrics
+) -> tuple[SimulatedFleet, list[SimulatedReplica]]:
+    """Return two simulated generators, and the fleet that runs them."""
+    simulation = SimulationSettings()
+    replicas = [
+        SimulatedReplica(
+            settings, simulation, name=f"sim-{index}", index=index, url="http://127.0.0.1:1", metrics=metrics
+        )
+        for index in range(2)
+    ]
+    keyring = settings.keyring()
+    return SimulatedFleet(settings, simulation, replicas, keyring=keyring, redis=redis, metrics=metrics), replicas
 
 
 async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
@@ -319,17 +382,11 @@ async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
     monkeypatch.setattr(WeightReceiver, "decoding_is_paused", property(decoding_is_paused))
     monkeypatch.setattr(WeightReceiver, "held_version", property(held_version))
     monkeypatch.setattr(fleet, "read_model_facts", read_model_facts)
-    simulation, metrics = SimulationSettings(), GeneratorMetrics()
-    replicas = [
-        SimulatedReplica(
-            settings, simulation, name=f"sim-{index}", index=index, url="http://127.0.0.1:1", metrics=metrics
-        )
-        for index in range(2)
-    ]
-    simulated = SimulatedFleet(settings, simulation, replicas, keyring=settings.keyring(), redis=redis, metrics=metrics)
+    metrics = GeneratorMetrics()
+    simulated, replicas = simulated_fleet(redis, settings, metrics)
     try:
         async with following(simulated.run()):
-            await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+            await end_once_it_shows(redis, run_keys, metrics.registry)
     finally:
         for replica in replicas:
             await replica.close()

@@ -5,7 +5,8 @@ restart does not help.
 """
 
 import argparse
-import sys
+
+from shared.service.exiting import exit_at_once
 
 _HELP = """\
 Generator replicas without a model: times are drawn from a distribution, tokens are random. For benchmarks and planning:
@@ -62,4 +63,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_at_once(main())  # without waiting for a thread that imports torch or reads a model's files

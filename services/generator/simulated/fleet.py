@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.generator.metrics import GeneratorMetrics
 from services.generator.settings import GeneratorSettings
-from services.generator.simulated.model_facts import read_model_facts
+from services.generator.simulated.model_facts import ModelFacts, read_model_facts
 from services.generator.simulated.receiving import import_transfer
 from services.generator.simulated.simulated_replica import SimulatedReplica
 from services.generator.simulated.simulation_settings import SimulationSettings
@@ -29,15 +29,12 @@ from shared.redis.run_record import TERMINAL, RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import require_places
+from shared.service.daemon_thread import in_thread
 from shared.service.logs import about_run
 
 log = logging.getLogger(__name__)
 
 REPLICAS_PATH = "/replicas/"
-
-
-class _RunOverError(Exception):
-    """The run that is served has ended, or another run is current."""
 
 
 class SimulatedFleet:
@@ -89,7 +86,7 @@ class SimulatedFleet:
         Raises:
             UnavailableError: Redis stayed unreachable. It may be in an ExceptionGroup.
         """
-        await asyncio.to_thread(import_transfer, self._simulation)
+        await in_thread(lambda: import_transfer(self._simulation), name="import the transfer")
         await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
         self._show_weights()
         async with contextlib.AsyncExitStack() as places:
@@ -126,10 +123,7 @@ class SimulatedFleet:
     async def _serve(self, record: RunRecord) -> None:
         try:
             config = record.parsed_config()
-            roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
-            await asyncio.to_thread(require_places, config, **roots, opens_data_sets=False)
-            _check_can_serve(config, self._simulation)
-            facts = await asyncio.to_thread(read_model_facts, config.model, revision=config.model_revision)
+            facts = await in_thread(lambda: self._facts_for(config), name="read the model's config")
         except UserError as error:
             log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  the message is enough
             async with contextlib.AsyncExitStack() as seats:
@@ -137,20 +131,33 @@ class SimulatedFleet:
                     await seats.enter_async_context(replica.refusing(record.run_id, str(error)))
                 await self._until_over(record.run_id)
             return
+        tasks = [
+            asyncio.create_task(replica.serve(record.run_id, config, facts), name=f"replica {replica.name}")
+            for replica in self._replicas
+        ]
+        tasks.append(asyncio.create_task(self._until_over(record.run_id), name=f"watch run {record.run_id}"))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for replica in self._replicas:
-                    tasks.create_task(replica.serve(record.run_id, config, facts), name=f"replica {replica.name}")
-                tasks.create_task(self._end_with(record.run_id), name=f"watch run {record.run_id}")
-        except* _RunOverError:
-            log.info("run %s is over", record.run_id)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for task in tasks:
+                task.cancel()
+            # Before Python 3.13, a TaskGroup forgets a cancellation that comes while it waits here, after an error.
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             self._show_weights()
+        if failures := [result for result in results if isinstance(result, Exception)]:
+            raise ExceptionGroup(f"run {record.run_id} cannot be served", failures)
+        log.info("run %s is over", record.run_id)
 
-    async def _end_with(self, run_id: str) -> None:
-        """End the surrounding task group when the run is over."""
-        await self._until_over(run_id)
-        raise _RunOverError
+    def _facts_for(self, config: RunConfig) -> ModelFacts:
+        """Return the facts about a run's model.
+
+        Raises:
+            UserError: The run cannot be served.
+        """
+        roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
+        require_places(config, **roots, opens_data_sets=False)
+        _check_can_serve(config, self._simulation)
+        return read_model_facts(config.model, revision=config.model_revision)
 
     async def _next_run(self) -> RunRecord:
         self._wait_for(NO_RUN)
