@@ -39,6 +39,7 @@ from shared.user_code.limits import Limits
 
 log = logging.getLogger(__name__)
 
+_WATCH_AGAIN_S = 1.0
 _GC_EVERY_ALLOCATIONS = 200_000
 """Python collects garbage when allocations exceed releases by this number. As garbage, they would take about 40 MB."""
 
@@ -183,14 +184,12 @@ class RewarderService:
             watching.cancel()
 
     async def _watch_modules(self) -> None:
-        if not self._settings.reward_reload_every_s:
-            return
         while True:
             try:
                 await self._watch.run()
             except Exception:
                 log.exception("the search for edited reward modules failed; trying again")
-                await asyncio.sleep(self._settings.reward_reload_every_s)
+                await asyncio.sleep(_WATCH_AGAIN_S)
 
     async def _stop(self, work: "asyncio.Task[None]") -> None:
         if self._starting is None:

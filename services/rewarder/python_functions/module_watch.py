@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.rewarder.python_functions.python_functions import PythonFunctions
+from shared.service.daemon_thread import in_thread
 from shared.user_code.module_sources import SourceFile, Sources, is_on_disk
 from shared.user_code.places import Places, is_uploaded
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 10.0
 _LAST_RETRY_S = 300.0
+_UPLOADS_EVERY_S = 60.0
 
 _State = tuple[tuple[str, int, int, int] | None, ...]
 """Path, inode, size in bytes and modification time in ns of each file, None for a missing file."""
@@ -33,7 +35,7 @@ class ModuleWatch:
     Args:
         functions: The functions whose modules are watched.
         places: The directories whose files are watched.
-        every_s: Time between two looks, in seconds.
+        every_s: Time between two looks, in seconds; 0 to ignore edits and only forget unused uploaded modules.
     """
 
     def __init__(self, functions: PythonFunctions, *, places: Places, every_s: float) -> None:
@@ -49,7 +51,7 @@ class ModuleWatch:
         """Look at all modules repeatedly, until cancelled. A module that takes long to import delays no other."""
         try:
             while True:
-                await asyncio.sleep(self._every_s)
+                await asyncio.sleep(self._every_s or _UPLOADS_EVERY_S)
                 self._begin_looks()
         finally:
             looks = list(self._looks.values())
@@ -65,6 +67,8 @@ class ModuleWatch:
 
     def _begin_looks(self) -> None:
         for module, sources in self._functions.modules.items():
+            if not self._every_s and not is_uploaded(module):
+                continue
             if module in self._looks and self._looks[module].done():
                 self._looks.pop(module).result()
             if module not in self._looks:
@@ -73,8 +77,10 @@ class ModuleWatch:
     async def _look_at(self, module: str, sources: Sources) -> None:
         if is_uploaded(module) and self._forget_unused(module):
             return  # every upload is a module of its own: those without a use would fill the memory
+        if not self._every_s:
+            return
         files = [file for file in sources.files if self._places.holds(file.module, file.path)]
-        state = await asyncio.to_thread(_state, files)
+        state = await in_thread(lambda: _state(files), name="look at a reward module")
         is_settled = state == self._last.get(module)
         self._last[module] = state
         seen = state, sources.key
@@ -87,7 +93,7 @@ class ModuleWatch:
         elif gone:
             self._functions.warn(module, f"{', '.join(gone)} cannot be found")
             self._retries[module] = (time.monotonic() + _LAST_RETRY_S, 0.0)  # it may be unused by then
-        elif await asyncio.to_thread(is_on_disk, files):
+        elif await in_thread(lambda: is_on_disk(files), name="look at a reward module"):
             self._functions.take_back_warning(module)
             self._retries.pop(module, None)
         elif await self._functions.reload(module):

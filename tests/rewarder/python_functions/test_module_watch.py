@@ -220,6 +220,33 @@ async def test_a_module_without_a_file_is_forgotten_when_nothing_has_used_it_for
     assert await edited.values(SYNC) == [1.0], "it is read again when it is named again"
 
 
+async def test_without_looks_for_edits_uploads_without_a_use_are_forgotten(
+    edited: Edited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.rewarder.python_functions.python_functions._IN_USE_FOR_S", 0.0)
+    name = f"edited_upload_{1:024x}"
+    edited.write(f"{name}.py", UPLOAD)
+    before = await edited.values(SYNC)
+    assert await edited.values(f"{name}:on_loop") == [1.0]
+    edited.write("edited_rewards.py", SOURCE.format("3.0"))
+    edited.watch = ModuleWatch(edited.functions, places=Places((str(edited.directory),)), every_s=0)
+    for _ in range(3):
+        await edited.watch.look()
+    assert edited.functions.modules.keys() == {"edited_rewards"}
+    assert await edited.values(SYNC) == before
+
+
+async def test_without_looks_for_edits_the_files_that_an_upload_imports_are_not_read_again(edited: Edited) -> None:
+    name = f"edited_upload_{2:024x}"
+    edited.write(f"{name}.py", "import edited_parts.value\ndef sync(**_): return [edited_parts.value.EXTRA]")
+    assert await edited.values(f"{name}:sync") == [0.0]
+    edited.watch = ModuleWatch(edited.functions, places=Places((str(edited.directory),)), every_s=0)
+    edited.write("edited_parts/deep.py", "EXTRA = 1.0")
+    for _ in range(3):
+        await edited.watch.look()
+    assert await edited.values(f"{name}:sync") == [0.0]
+
+
 async def test_uploads_without_a_use_leave_nothing_behind(
     edited: Edited, metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
