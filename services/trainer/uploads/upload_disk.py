@@ -3,7 +3,8 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from services.trainer.disk_room import is_disk_full
@@ -26,6 +27,26 @@ class UploadDisk:
         self._directory = directory
         self._variable = variable
         self._keep_free_bytes = keep_free_bytes
+        self._promising = threading.Lock()
+        self._promised_bytes = 0
+
+    def promise(self, num_bytes: int) -> Callable[[], None]:
+        """Require space for bytes of a file that are to come, and reserve it until the returned function is called.
+
+        Until then, bytes that have come count twice: as reserved, and as written.
+
+        Raises:
+            Problem: As in ``require``.
+        """
+        with self._promising:
+            self.require(num_bytes, num_files=1)
+            self._promised_bytes += num_bytes
+
+        def release() -> None:
+            with self._promising:
+                self._promised_bytes -= num_bytes
+
+        return release
 
     def require(self, num_bytes: int, *, num_files: int = 0) -> None:
         """Raise a Problem (507) if an upload would take space that the runs need.
@@ -34,7 +55,7 @@ class UploadDisk:
             num_bytes: Bytes to come. At least ``keep_free_bytes`` stay free.
             num_files: Files and directories to come. At least 5% of the disk's inodes stay free.
         """
-        free = shutil.disk_usage(self._directory).free
+        free = shutil.disk_usage(self._directory).free - self._promised_bytes
         if num_bytes and free - num_bytes < self._keep_free_bytes:
             raise self._no_space(f"{num_bytes} bytes are to come, and {free} are free")
         disk = os.statvfs(self._directory)

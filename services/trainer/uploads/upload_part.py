@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from services.trainer.problems import Problem
@@ -15,9 +16,10 @@ class Part:
         path: The path of the partly received file.
         file: The file as the client announced it.
         offset: Number of bytes received before.
+        on_close: Called by ``close``.
     """
 
-    def __init__(self, path: Path, file: SetFile, offset: int) -> None:
+    def __init__(self, path: Path, file: SetFile, offset: int, *, on_close: Callable[[], None]) -> None:
         self.path = path
         self.file = file
         self.received = offset
@@ -25,6 +27,7 @@ class Part:
         self._working = threading.Lock()
         """Held while the file is used: a request may be cancelled, and close it, while a thread writes."""
         self._is_open = True
+        self._on_close = on_close
         self._opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
     def write(self, data: bytes) -> None:
@@ -51,9 +54,12 @@ class Part:
 
     def close(self) -> None:
         """Close the file, after a write that is under way in another thread."""
-        with self._working:
-            self._is_open = False
-            os.close(self._opened)
+        try:
+            with self._working:
+                self._is_open = False
+                os.close(self._opened)
+        finally:
+            self._on_close()
 
 
 def too_long(file: SetFile) -> Problem:

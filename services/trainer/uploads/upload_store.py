@@ -29,6 +29,7 @@ import msgspec
 from services.trainer.problems import Problem
 from services.trainer.uploads.upload_disk import UploadDisk
 from services.trainer.uploads.upload_part import Part, too_long
+from shared.access.route_table import MAX_UPLOADED_PIECE
 from shared.files.disk_sync import sync, write_whole
 from shared.files.file_set import SetFile, directories_of, set_id, why_no_set
 
@@ -173,9 +174,13 @@ class UploadStore:
         if offset + size > file.size:
             raise too_long(file)
         with self._under_way():
-            self.disk.require(size if size >= 0 else file.size - offset, num_files=1)
-            os.utime(incoming / _MANIFEST)
-            return Part(incoming / f"{sha256}.part", file, offset)
+            release = self.disk.promise(min(size if size >= 0 else file.size - offset, MAX_UPLOADED_PIECE))
+            try:
+                os.utime(incoming / _MANIFEST)
+                return Part(incoming / f"{sha256}.part", file, offset, on_close=release)
+            except OSError:
+                release()
+                raise
 
     def check_part(self, part: Part) -> None:
         """Check the hash of a file whose last bytes have arrived. This takes long if the file is large.
@@ -213,7 +218,7 @@ class UploadStore:
             part.path.replace(incoming / file.sha256)
             (self.directory / _FILES).mkdir(exist_ok=True)
             with contextlib.suppress(FileExistsError):
-                _place(incoming / file.sha256, self.directory / _FILES / file.sha256, may_copy=False)
+                _link(incoming / file.sha256, self.directory / _FILES / file.sha256)
             return self._finished_or_not(upload_id, self._manifest(upload_id))
 
     def use(self, *texts: str) -> None:
@@ -283,7 +288,7 @@ class UploadStore:
         if file.size == 0:
             whole.touch()
         elif known.is_file() and known.stat().st_size == file.size:
-            _place(known, whole, may_copy=False)  # a copy that broke off would count as whole
+            _link(known, whole)  # a copy that broke off would count as whole
 
     def _received(self, incoming: Path, file: SetFile) -> int:
         if (incoming / file.sha256).exists():
@@ -312,27 +317,40 @@ class UploadStore:
         self.disk.require(_DIRECTORY_BYTES * num_directories, num_files=num_directories + 1)
         shutil.rmtree(whole, ignore_errors=True)
         whole.mkdir()
-        for file in files:
-            target = whole / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _place(incoming / file.sha256, target)
+        try:
+            for file in files:
+                self._place(incoming / file.sha256, whole / file.path, num_bytes=file.size)
+        except (OSError, Problem):
+            shutil.rmtree(whole, ignore_errors=True)
+            raise
         sync(*(path for path in (whole, *whole.rglob("*")) if path.is_dir()))
         whole.rename(self.directory / upload_id)
         sync(self.directory)
         shutil.rmtree(incoming, ignore_errors=True)
         return self._state(upload_id, files, is_complete=True)
 
+    def _place(self, source: Path, target: Path, *, num_bytes: int) -> None:
+        """Link a file, or copy it on a file system without links."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if _link(source, target):
+            return
+        release = self.disk.promise(num_bytes)
+        try:
+            shutil.copyfile(source, target)
+            sync(target)
+        finally:
+            release()
 
-def _place(source: Path, target: Path, *, may_copy: bool = True) -> None:
-    """Link a file, or copy it on a file system without links. Without ``may_copy``, do nothing there."""
+
+def _link(source: Path, target: Path) -> bool:
+    """Link a file; return False on a file system without links."""
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
-        if may_copy:
-            shutil.copyfile(source, target)
-            sync(target)
+        return False
+    return True
 
 
 def _named_in(texts: Collection[str]) -> set[str]:

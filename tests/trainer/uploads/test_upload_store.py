@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -264,6 +265,50 @@ def test_a_piece_that_fills_the_disk_does_not_count_and_the_upload_goes_on_later
         (disk / "other").unlink()
         assert store.begin([described("big", data)]).files[0].received == 1000
         assert send(store, began.upload_id, data[1000:], of=data, offset=1000).is_complete
+
+
+def have_free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Let the disk have this much free space."""
+
+    def usage(_: object) -> SimpleNamespace:
+        return SimpleNamespace(free=num_bytes)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+
+def test_pieces_at_the_same_time_leave_the_space_that_is_kept_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = UploadStore(tmp_path, max_bytes=1000, keep_free_bytes=100)
+    one, other = described("a", b"a" * 40), described("b", b"b" * 40)
+    began = store.begin([one, other])
+    have_free(monkeypatch, 150)
+    part = store.open_part(began.upload_id, one.sha256, offset=0, size=40)
+    with pytest.raises(Problem, match="HEADRACE_UPLOADS_KEEP_FREE_BYTES"):
+        store.open_part(began.upload_id, other.sha256, offset=0, size=40)
+    part.close()
+    store.open_part(began.upload_id, other.sha256, offset=0, size=40).close()
+
+
+def test_copies_on_a_file_system_without_links_leave_the_space_that_is_kept_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    store = UploadStore(tmp_path, max_bytes=1_000_000, keep_free_bytes=5000)
+    data = b"x" * 100_000
+    began = store.begin([described("one", data), described("two", data)])
+    part = store.open_part(began.upload_id, described("one", data).sha256, offset=0, size=len(data))
+    part.write(data)
+    part.close()
+    have_free(monkeypatch, 50_000)  # enough for the directory, and not for a copy
+    with pytest.raises(Problem, match="HEADRACE_UPLOADS_KEEP_FREE_BYTES"):
+        store.close_part(began.upload_id, part)
+    assert not [*tmp_path.rglob("whole")]
+    monkeypatch.undo()
+    assert store.begin([described("one", data), described("two", data)]).is_complete
 
 
 def test_what_nobody_used_for_long_expires(store: UploadStore) -> None:
