@@ -108,7 +108,7 @@ class Keyring:
         """Reload the keys file if it has changed. Called by the event loop and by the metrics thread."""
         if self._file is None or not (now or time.monotonic() - self._looked_at >= self._look_every_s):
             return
-        if not self._looking.acquire(blocking=False):
+        if not self._looking.acquire(blocking=now):  # for an unknown key, wait: the other thread may read it now
             return
         try:
             self._looked_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr, ValidationError
 
 from shared.access.keyring import Keyring, keys_file_gauge
-from shared.access.named_keys import KeysFileError, NamedKey, digest_of
+from shared.access.named_keys import KeysFileError, NamedKey, digest_of, read_keys_file
 from shared.access.route_table import SCOPES, Scope
 from shared.errors import UserError
 from shared.settings import ServiceSettings
@@ -146,6 +147,25 @@ def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(file: Path, mo
         assert name_of(keyring, "key of ci") == "ci"
     assert not keyring.is_file_broken()
     assert name_of(keyring, "key of ci") is None
+
+
+def test_a_new_key_waits_while_another_thread_reads_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring = Keyring(file=file, look_every_s=0)
+    is_reading, may_read = threading.Event(), threading.Event()
+
+    def read_slowly(path: Path) -> tuple[NamedKey, ...]:
+        is_reading.set()
+        assert may_read.wait(120)
+        return read_keys_file(path)
+
+    monkeypatch.setattr("shared.access.keyring.read_keys_file", read_slowly)
+    file.write_text(line("ci", "read") + line("new", "read"))
+    metrics = threading.Thread(target=keyring.is_file_broken, daemon=True)
+    metrics.start()
+    assert is_reading.wait(120)
+    threading.Timer(0.2, may_read.set).start()
+    assert name_of(keyring, "key of new") == "new"
+    metrics.join(120)
 
 
 def test_wrong_keys_do_not_have_a_broken_file_read_at_each_request(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
