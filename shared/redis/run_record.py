@@ -122,9 +122,12 @@ class RunRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_ending(self) -> bool:
-        """Whether a live run makes no more optimizer steps. A rank that has just started has not said so yet."""
-        only_evaluates = self.config.get("max_steps") == 0
-        return self.status in ("running", "paused") and (only_evaluates or self.progress.is_ending)
+        """Whether a live run makes no more optimizer steps.
+
+        A rank that has just started has not said so yet. Then a run with ``max_steps`` is ending if it has made them.
+        """
+        has_made_all = 0 <= self.config.get("max_steps", -1) <= self.steps_made
+        return self.status in ("running", "paused") and (has_made_all or self.progress.is_ending)
 
     @property
     def tags(self) -> list[str]:

@@ -1,7 +1,7 @@
 """The route that changes a run after its submit. The body is a JSON merge patch (RFC 7396) of four settings.
 
     name, tags, metadata    at any time
-    max_steps               until the run has finished or was stopped; more than the steps it has made
+    max_steps               until the run is ending; more than the steps it has made
 
     patch --merge--> config, checked as at submit --> config.json in the run's directory --> record in Redis
 

@@ -153,11 +153,16 @@ async def test_a_run_is_made_longer_until_its_rank_says_that_it_is_ending(
 ) -> None:
     run_id, store = await submit(client, run), RunStore(redis)
     await store.set_status(run_id, "running")
-    await store.write_progress(run_id, Progress(step=4, max_steps=4))  # of the last rank, before max_steps was raised
+    await edit(client, run_id, max_steps=9)
+    await store.write_progress(run_id, Progress(step=4, max_steps=4))  # of a rank before max_steps was raised
     await edit(client, run_id, max_steps=10)
-    await store.write_progress(run_id, Progress(step=6, max_steps=10, is_ending=True))  # it stops early
-    refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 12})
-    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/run-is-ending")
+    for ending in (
+        Progress(step=6, max_steps=10, is_ending=True),  # it stops early
+        Progress(step=10, max_steps=10, starting="loading the model"),  # its rank starts again after the last step
+    ):
+        await store.write_progress(run_id, ending)
+        refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 12})
+        assert (refused.status_code, refused.json()["type"]) == (409, "/problems/run-is-ending")
     assert (await store.wishes(run_id)).max_steps == 10
 
 

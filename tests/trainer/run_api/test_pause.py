@@ -58,8 +58,8 @@ async def run_id(client: httpx.AsyncClient, run: Run, redis: Redis, store: RunSt
 
 @pytest.mark.parametrize(
     ("max_steps", "step", "is_ending"),
-    [(4, 4, True), (4, 2, True), (0, 0, False)],
-    ids=["all steps made", "no more improvement", "a run that only evaluates, before its rank is ready"],
+    [(4, 4, True), (4, 4, False), (4, 2, True), (0, 0, False)],
+    ids=["all steps made", "its rank starts again", "no more improvement", "it only evaluates, and its rank starts"],
 )
 async def test_a_run_without_steps_left_cannot_be_paused(
     client: httpx.AsyncClient, store: RunStore, run: Run, tmp_path: Path, max_steps: int, step: int, *, is_ending: bool
