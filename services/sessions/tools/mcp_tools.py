@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from typing import Any, cast
@@ -33,6 +34,10 @@ log = logging.getLogger(__name__)
 _MAX_PAGES = 100
 _MAX_SHOWN = 500
 _GOODBYE_S = 5.0
+_LOCAL_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+"""Codes of the SDK's own errors. Servers may choose the same codes for theirs."""
+_STREAM_ENDED = "SSE stream"
+"""How the SDK's error begins if the answer to one call breaks off, while the connection goes on."""
 _HTTP_TIMEOUT = httpx2.Timeout(None, connect=5.0)
 """Calls have deadlines of their own."""
 _HTTP_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
@@ -103,18 +108,24 @@ class McpTools:
 
     async def _called(self, name: str, arguments: Mapping[str, Any]) -> str:
         connection: _Connection | None = None
+        began_at = time.monotonic()
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 connection = await self._usable()
                 result = await connection.until_broken(connection.client.call_tool(name, dict(arguments)))
         except TimeoutError as error:
+            if connection is not None and connection.answered_at < began_at and not await connection.answers():
+                log.warning("MCP server %s does not answer any more; connecting again", self.name)
+                connection.end()
             raise ToolLostError(
                 f"tool {name} of MCP server {self.name} did not return within {self._call_timeout_s:g} s"
             ) from error
         except MCPError as error:
-            if connection is not None and (connection.has_ended or error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)):
-                connection.end()
-                raise _BrokenError(f"the connection broke: {error}") from error
+            if connection is not None:
+                if error.code in _LOCAL_CODES and not connection.has_ended and not await connection.answers():
+                    connection.end()
+                if connection.has_ended or str(error).startswith(_STREAM_ENDED):
+                    raise _BrokenError(f"the connection broke: {error}") from error
             raise ToolError(for_model(str(error))) from error
         except _BrokenError:
             raise
@@ -158,6 +169,8 @@ class _Connection:
         self.client = client
         self._task = task
         self._ending = ending
+        self.answered_at = 0.0
+        """When the server last answered a call, in monotonic seconds."""
 
     @classmethod
     async def open(cls, server: McpServer, *, timeout_s: float) -> "_Connection":
@@ -195,6 +208,19 @@ class _Connection:
         """Begin to disconnect. A server that was started as a process is stopped."""
         self._ending.set()
 
+    async def answers(self) -> bool:
+        """Whether the server still answers a ping in this session within five seconds, perhaps with an error."""
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await self.until_broken(self.client.session.send_ping())
+        except MCPError as error:  # newer protocols have no ping
+            return error.code not in _LOCAL_CODES
+        except (TimeoutError, _BrokenError):
+            return False
+        except Exception:  # noqa: BLE001  the SDK raises many for what a server answers
+            return not self.has_ended
+        return True
+
     async def until_broken(self, call: Any) -> CallToolResult:
         """Await a call of the client, or raise _BrokenError when the connection ends first."""
         calling: asyncio.Task[CallToolResult] = asyncio.ensure_future(call)
@@ -202,7 +228,9 @@ class _Connection:
             await asyncio.wait({calling, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
                 raise _BrokenError("the connection ended")
-            return calling.result()
+            answer = calling.result()
+            self.answered_at = time.monotonic()
+            return answer
         finally:
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)

@@ -4,6 +4,7 @@ mute         answers nothing
 bad-list     lists a tool without a name
 bad-result   returns a result that is not one
 bad-schema   returns a result against the tool's own schema
+bad-ping     answers calls with an error that could be the SDK's own, and a ping with what is no answer to it
 mute-later   dies in the first call; when it is started again, it answers nothing (second argument: a file)
 """
 
@@ -29,7 +30,11 @@ def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         if mode == "bad-schema":
             tool["outputSchema"] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
         return {"tools": [{"nome": "look"} if mode == "bad-list" else tool]}
+    if method == "ping" and mode == "bad-ping":
+        return {"_meta": "nonsense"}
     if method == "tools/call":
+        if mode == "bad-ping":
+            return None
         if mode == "mute-later":
             os._exit(1)
         return {"content": "nonsense"} if mode == "bad-result" else TEXT
@@ -47,7 +52,8 @@ def main() -> None:
         if "id" not in message:
             continue
         found = result(message["method"], message.get("params") or {})
-        answer = {"result": found} if found is not None else {"error": {"code": -32601, "message": "unknown"}}
+        code = -32000 if message["method"] == "tools/call" else -32601
+        answer = {"result": found} if found is not None else {"error": {"code": code, "message": "unknown"}}
         sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}) + "\n")
         sys.stdout.flush()
 

@@ -19,9 +19,11 @@ class McpOverHttp:
 
     Args:
         unknown_session: Status, body and media type of its answer to a request in a session that it does not know.
+        code: The code of the error that "fails" returns.
     """
 
     unknown_session: tuple[int, str, str] = (404, "", "text/plain")
+    code: int = -32600
     num_sessions: int = 0
     is_busy: bool = False
     """Whether it answers calls with 429, as a gateway does."""
@@ -68,10 +70,12 @@ class McpOverHttp:
         if message["method"] == "tools/list":
             names = ("long", "waits", "fails")
             return {"result": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}}
+        if message["method"] == "ping":
+            return {"result": {}}
         tool: str = message["params"]["name"]
         self.calls.append(tool)
         if tool == "fails":
-            return {"error": {"code": -32600, "message": "there is no such page"}}
+            return {"error": {"code": self.code, "message": "there is no such page"}}
         if tool == "waits":
             await self.may_return.wait()
         text = "x" * (2 << 20) if tool == "long" else "done"

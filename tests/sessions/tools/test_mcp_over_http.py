@@ -88,9 +88,14 @@ async def test_a_gateway_that_refuses_a_call_leaves_others_alone() -> None:
     assert (server.calls, server.num_sessions) == (["waits"], 1)
 
 
-async def test_an_error_that_the_server_answers_keeps_the_session() -> None:
-    server = McpOverHttp()
+@pytest.mark.parametrize("code", [-32600, -32000, -32001])  # the last two are those of the SDK's own errors, too
+async def test_an_error_that_the_server_answers_keeps_the_session(code: int) -> None:
+    server = McpOverHttp(code=code)
     async with tools_of(server) as tools:
+        waiting = asyncio.create_task(tools.call("waits", {}))
+        await eventually(lambda: server.calls)
         with pytest.raises(ToolError, match="there is no such page"):
             await tools.call("fails", {})
-    assert (server.calls, server.num_sessions) == (["fails"], 1)
+        server.may_return.set()
+        assert await waiting == "done"
+    assert (server.calls, server.num_sessions) == (["waits", "fails"], 1)

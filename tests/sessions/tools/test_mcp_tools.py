@@ -17,6 +17,7 @@ from services.sessions.tools.mcp_tools import McpTools
 from services.sessions.tools.tool_answer import MAX_RESULT_CHARS
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.errors import UserError
+from tests.eventually import eventually
 
 _BROKEN = str(Path(__file__).with_name("broken_mcp_server.py"))
 _PROGRAM = str(Path(__file__).with_name("mcp_server_under_test.py"))
@@ -102,6 +103,26 @@ async def test_a_call_that_takes_too_long_is_lost_and_the_next_one_is_answered()
         with pytest.raises(ToolLostError, match=r"tool sleeps of MCP server test did not return within 5 s"):
             await tools.call("sleeps", {"seconds": 600})
         assert await tools.call("multiply", {"a": 6, "b": 7}) == "42"
+
+
+async def test_a_server_that_hangs_is_started_again() -> None:
+    async with tools_of(on_stdio(), call_timeout_s=10.0) as tools:
+        with pytest.raises(ToolLostError, match="did not return within 10 s"):
+            await tools.call("hangs_up_next", {})
+
+        async def works() -> bool:
+            try:
+                return await tools.call("multiply", {"a": 6, "b": 7}) == "42"
+            except ToolLostError:  # it is still starting
+                return False
+
+        await eventually(works)
+
+
+async def test_a_ping_whose_answer_cannot_be_read_is_an_answer() -> None:
+    async with tools_of(broken("bad-ping")) as tools:
+        with pytest.raises(ToolError, match="unknown"):
+            await tools.call("look", {})
 
 
 async def test_arguments_that_cannot_be_sent_are_answered_and_break_nothing(tools: McpTools) -> None:
