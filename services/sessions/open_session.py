@@ -17,6 +17,7 @@ from typing import Any
 from services.sessions.recording.recording import Recording
 from services.sessions.session import Session
 from shared.errors import HeadraceError
+from shared.service.cancellation import is_being_cancelled
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError
 
 _SHORTEST_LOOK_S = 0.1
@@ -34,7 +35,7 @@ class TooManyTurnsError(HeadraceError):
 
 
 class TurnLimit:
-    """Limits the requests for turns that are under way in evaluation sessions. Rollouts of training have no such limit.
+    """Limits the turns of evaluation sessions that are under way. Rollouts of training have no such limit.
 
     Args:
         most: Most turns at a time.
@@ -46,7 +47,7 @@ class TurnLimit:
 
     @contextlib.contextmanager
     def one(self) -> Generator[None]:
-        """Count one request for a turn as under way while the block runs.
+        """Count one turn as under way while the block runs.
 
         Raises:
             TooManyTurnsError: Too many turns are under way.
@@ -129,6 +130,7 @@ class OpenSession:
 
         Raises:
             SessionOverError: The session is over, ended before the turn was whole, or cannot go on.
+            TooManyTurnsError: Too many turns are under way.
             TurnRefusedError: The messages are malformed, or no generator can continue the conversation.
         """
         self.require_open()
@@ -141,11 +143,13 @@ class OpenSession:
         except TurnRefusedError as error:
             self.is_full, self.refused = error.kind == "context_length", str(error)
             raise
+        except TooManyTurnsError:
+            raise
         except HeadraceError as error:
             self.end(error)
             raise SessionOverError(f"session {self.session_id} cannot go on: {error}") from error
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_being_cancelled():
                 raise
             raise SessionOverError(f"session {self.session_id} ended before the turn was whole") from None
         else:
@@ -202,9 +206,3 @@ class OpenSession:
 
     def _silence_s(self) -> float:
         return self._silent_s + (0.0 if self._silent_from is None else time.monotonic() - self._silent_from)
-
-
-def _is_cancelled() -> bool:
-    """Whether the current task itself is being cancelled, and not only the task that it awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

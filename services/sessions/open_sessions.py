@@ -56,13 +56,13 @@ class OpenSessions:
     Args:
         url: This replica's own URL. Sessions are played where they were opened, so no other replica knows their keys.
         max_sessions: Most sessions for evaluation at a time.
-        max_turns: Most turns under way in the sessions for evaluation.
+        max_turns: Most turns under way in the sessions for evaluation, asked for or sampled for clients that have gone.
     """
 
     def __init__(self, *, url: str, max_sessions: int, max_turns: int = _MAX_TURNS) -> None:
         self._url = url.rstrip("/")
         self._max_sessions = max_sessions
-        self._limit = TurnLimit(max_turns)
+        self._limit, self._sampling = TurnLimit(max_turns), TurnLimit(max_turns)
         self._secret = secrets.token_bytes(32)
         self._open: dict[str, OpenSession] = {}
         self._runs: dict[str, _ServedRun] = {}
@@ -125,7 +125,11 @@ class OpenSessions:
                 f"{num_open} sessions are open, which is the limit; end one, or set HEADRACE_MAX_OPEN_SESSIONS"
             )
         session = Session(
-            f"evaluation-{secrets.token_hex(8)}", run_id=run_id, generators=run.generators, record=_InMemory().record
+            f"evaluation-{secrets.token_hex(8)}",
+            run_id=run_id,
+            generators=run.generators,
+            record=_InMemory().record,
+            sampling=self._sampling.one,
         )
         opened = self._new(
             session,

@@ -8,8 +8,10 @@ A turn is one assistant message of the policy. The continuation is the recorded 
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -45,6 +47,7 @@ class Session:
         record: Stores an entry (a turn, tool results, or the rollout's end) under its number, from 0.
         entries: The entries that were stored before, in order.
         routing_key: Turns of sessions with the same key go to the same generator; None for the session's id.
+        sampling: Returns a context that is entered while a new turn is sampled. It may refuse the turn by an exception.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Session:
         record: Callable[[int, Entry], Awaitable[None]],
         entries: Iterable[Entry] = (),
         routing_key: str | None = None,
+        sampling: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.session_id = session_id
         self.recording = Recording(entries)
@@ -63,6 +67,7 @@ class Session:
         self._generators = generators
         self._record = record
         self._routing_key = session_id if routing_key is None else routing_key
+        self._sampling = sampling
         self._writing = asyncio.Lock()
         self._in_flight: dict[bytes, asyncio.Task[SampledTurn]] = {}
 
@@ -93,6 +98,7 @@ class Session:
             TurnRefusedError: The messages are malformed, or no generator can continue them.
             SessionFullError: The turn cannot be recorded.
             GroupTakenError: Another replica plays the session.
+            Exception: The session's ``sampling`` refused the turn.
         """
         _require_recordable(messages)
         request = _digest(messages, tools, max_tokens, max_row_tokens, max_completion_tokens, seed)
@@ -100,6 +106,8 @@ class Session:
             return recorded
         sampling = self._in_flight.get(request)
         if sampling is None:
+            under_way = contextlib.ExitStack()
+            under_way.enter_context(self._sampling())
             sampling = asyncio.create_task(
                 self._sample(
                     request,
@@ -113,6 +121,7 @@ class Session:
             )
             self._in_flight[request] = sampling
             sampling.add_done_callback(lambda _: self._in_flight.pop(request))
+            sampling.add_done_callback(lambda _: under_way.close())
         return await asyncio.shield(sampling)
 
     def is_recorded(

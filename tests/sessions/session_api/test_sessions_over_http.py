@@ -13,7 +13,7 @@ from shared.service.logs import AUDIT_LOGGER
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
 from tests.sessions.scripted import assistant, call, tool, user
-from tests.sessions.session_api.serving import ADD, KEY, QUESTION, serving
+from tests.sessions.session_api.serving import ADD, KEY, QUESTION, Service, serving
 
 openai = pytest.importorskip("openai")
 
@@ -22,13 +22,15 @@ async def ask(client: Any, messages: list[Any], **more: Any) -> Any:
     return await client.chat.completions.create(model="any", messages=messages, **more)
 
 
-async def ask_and_leave(session: dict[str, Any]) -> None:
-    """Ask for a turn, and disconnect after half a second without an answer."""
+async def ask_and_leave(service: Service, session: dict[str, Any]) -> None:
+    """Ask for a turn, and disconnect while it is sampled."""
     headers = {"authorization": f"Bearer {session['api_key']}"}
     body = {"model": "any", "messages": QUESTION}
-    async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post(f"{session['base_url']}/chat/completions", json=body, timeout=0.5)
+    async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=120) as client:
+        asking = asyncio.create_task(client.post(f"{session['base_url']}/chat/completions", json=body))
+        await eventually(lambda: service.generators.requests)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_openais_client_plays_a_session_with_a_tool() -> None:
@@ -76,7 +78,7 @@ async def test_a_client_that_was_cut_off_in_mid_turn_gets_the_same_turn_when_it_
     async with serving() as service:
         service.generators.may_answer.clear()
         session = await service.open()
-        await ask_and_leave(session)
+        await ask_and_leave(service, session)
         assert len(service.generators.requests) == 1
         async with service.client(session) as client:
             again = [asyncio.create_task(ask(client, QUESTION)) for _ in range(2)]
@@ -93,13 +95,29 @@ async def test_a_client_that_has_gone_no_longer_counts_among_the_turns() -> None
     async with serving(max_turns=1) as service:
         service.generators.may_answer.clear()
         session = await service.open()
-        await ask_and_leave(session)
-        async with service.client(session, max_retries=2) as client:  # the service may notice it a moment later
+        await ask_and_leave(service, session)
+        async with service.client(session, max_retries=10) as client:  # the service may notice it a moment later
             again = asyncio.create_task(ask(client, QUESTION))
             refused, _ = await asyncio.wait({again}, timeout=4)
             assert not refused, "it waits for its turn"
             service.generators.may_answer.set()
             assert (await again).choices[0].message.content == "0"
+    assert len(service.generators.requests) == 1
+
+
+async def test_a_turn_whose_client_has_gone_counts_until_it_is_whole() -> None:
+    async with serving(max_turns=1) as service:
+        service.generators.may_answer.clear()
+        session = await service.open()
+        await ask_and_leave(service, session)
+        async with service.client(session, max_retries=0) as client:
+            for seed in range(20):  # the service may notice a moment later that the client has gone
+                with pytest.raises(openai.RateLimitError):
+                    await ask(client, QUESTION, seed=seed)
+                await asyncio.sleep(0.05)
+            service.generators.may_answer.set()
+        async with service.client(session, max_retries=10) as client:
+            assert (await ask(client, QUESTION)).choices[0].message.content == "0"
     assert len(service.generators.requests) == 1
 
 
