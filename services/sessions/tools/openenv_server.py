@@ -135,7 +135,7 @@ class OpenEnvEnvironment:
             observed.observation.pop("metadata", None)  # only newer servers send it
             if observed.reward is not None:
                 self._rewards.append(_finite(observed.reward))
-            return _text(observed.observation)
+            return _text(observed.observation, is_of_tool=self._server.has_mcp_tools)
         except (ValueError, RecursionError) as error:
             raise ToolLostError(
                 f"{self._server.url}: {message['type']}: not an observation: {describe(error)}"
@@ -240,13 +240,17 @@ def _finite(reward: float) -> float:
     return float(reward)
 
 
-def _text(observation: Mapping[str, Any]) -> str:
+def _text(observation: Mapping[str, Any], *, is_of_tool: bool) -> str:
     """Return an observation as text for the model: the texts of an MCP tool's result, or else the observation as JSON.
+
+    Args:
+        observation: The observation.
+        is_of_tool: Whether it may be the result of an MCP tool, because the environment has such tools.
 
     Raises:
         ToolError: The MCP tool failed.
     """
-    if "tool_name" not in observation:
+    if not is_of_tool or "tool_name" not in observation:
         return for_model(_as_json(observation)) if observation else ""
     called = msgspec.convert(observation, _Called)
     if called.error is not None:

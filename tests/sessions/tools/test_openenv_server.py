@@ -248,13 +248,13 @@ async def test_the_stand_in_says_what_real_servers_say(game_url: str) -> None:
 
 
 @asynccontextmanager
-async def environment_that_says(**answer: Any) -> AsyncGenerator[OpenEnvEnvironment]:
-    """Begin a rollout in an environment with an MCP tool ``look``, whose next answer has this data."""
+async def environment_that_says(*, has_mcp_tools: bool = True, **answer: Any) -> AsyncGenerator[OpenEnvEnvironment]:
+    """Begin a rollout in an environment with a tool ``look``, by default of MCP, whose next answer has this data."""
     begun: list[Any] = [{"type": "state", "data": {}}, {"type": "observation", "data": {"observation": {}}}]
     frames = map(json.dumps, [*begun, {"type": "observation", "data": answer}])
     tool = {"type": "function", "function": {"name": "look"}}
     async with scripted_server(*frames, at_end=ServerConnection.wait_closed) as url:
-        listing = OpenEnvListing("Board", [tool], has_mcp_tools=True)
+        listing = OpenEnvListing("Board", [tool], has_mcp_tools=has_mcp_tools)
         server = OpenEnvServer(url, listing, timeout_s=60.0, at_once=asyncio.Semaphore(1), wait_s=60.0)
         async with server.started() as environment:
             await reset(environment)
@@ -282,6 +282,12 @@ async def test_the_model_reads_text_and_otherwise_json(observation: dict[str, An
     async with environment_that_says(observation=observation, reward=True) as environment:
         assert await environment.call("look", {}) == text
         assert await environment.reward() == 1.0
+
+
+async def test_an_observation_of_an_environment_s_own_is_json_whatever_its_fields_are() -> None:
+    observation = {"tool_name": "shell", "stdout": "a.txt", "error": ""}
+    async with environment_that_says(has_mcp_tools=False, observation=observation) as environment:
+        assert json.loads(await environment.call("look", {})) == observation
 
 
 @pytest.mark.parametrize(
