@@ -20,7 +20,8 @@ from shared.beginning import CheckpointReference
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
-_SOURCE, _ONLY_MODEL, _SKIPS_NOT = "resume_from_checkpoint", "resume_only_model", "ignore_data_skip"
+_SOURCE, _ONLY_MODEL = "resume_from_checkpoint", "resume_only_model"
+_BEGINNING = (_SOURCE, _ONLY_MODEL, "ignore_data_skip")
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,4})")
 _MAX_NAME = 64
 
@@ -58,6 +59,9 @@ def settings_given(arguments: argparse.Namespace) -> GivenSettings:
         return GivenSettings(None, changes)
     file = Path(arguments.file)
     config, notes = read_trl_file(file) if arguments.trl else (read_run_file(file), [])
+    if arguments.source is not None and config.get(_SOURCE) is not None:  # a run's config.json, with its own beginning
+        config = {name: value for name, value in config.items() if name not in _BEGINNING}
+        notes = [*notes, f"--from replaces how the run of {file} began"]
     return GivenSettings(file, config | changes, notes)
 
 
@@ -81,7 +85,7 @@ def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[di
         given.settings[_SOURCE] = reference.of(run["run_id"])
         settings, what = run["config"], str(run["run_id"])
     settings = _chosen(settings)
-    for name in (_SOURCE, _ONLY_MODEL, _SKIPS_NOT):
+    for name in _BEGINNING:
         settings.pop(name, None)
     notes = [f"the settings come from {what}"]
     old_name = settings.get("name")

@@ -79,6 +79,15 @@ def test_with_a_file_the_settings_are_those_of_the_file(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_that_names_a_beginning_of_its_own_does_not_say_how_to_begin_from_another(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG | {"ignore_data_skip": True}))
+    body = sent(str(file), "--from", "/runs/run-a")
+    assert body["resume_from_checkpoint"] == "/runs/run-a"
+    assert not body.keys() & {"resume_only_model", "ignore_data_skip"}
+    assert sent(str(file), "--from", "/runs/run-a", "--only-model")["resume_only_model"] is True
+
+
 def test_a_directory_of_a_run_has_the_settings_and_its_path_is_made_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
