@@ -86,8 +86,9 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
                 REDIS,
                 "functions",
                 "headrace's functions are missing: it was wiped, or no service has started on it yet",
-                "start a service, which loads them; if Redis was wiped, restart all services and resubmit the runs: "
-                "docs/operations.md, What is lost in which failure",
+                "start a service, which loads them; if Redis was wiped, restart all services, and restore its backup, "
+                "or continue each run in a new one with `headrace submit --from RUN_DIR`: docs/operations.md, Backup "
+                "and restore",
             )
         )
     if isinstance(fleet, Exception):
