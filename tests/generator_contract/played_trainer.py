@@ -140,6 +140,16 @@ class PlayedTrainer:
                 pipeline.xadd(self.keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
             await pipeline.execute()
 
+    async def until_read_anew(self, generator: GeneratorProcess) -> None:
+        """Wait until a replica has ended the read of the prompts in which it may be, and has looked for its share."""
+        name, takers = generator.replica_id, self.keys.takers
+        await self.redis.zrem(takers, name)
+
+        async def is_back() -> bool:
+            return await self.redis.zscore(takers, name) is not None
+
+        await eventually(is_back)
+
     async def share(self, replica_id: str) -> int:
         """Register as one more generator that shares the prompts, and return how many there are."""
         _, _, num_takers, _ = await call(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.generator.fair_share import READ_BLOCK_S
 from shared.arrays import unpack_ids, unpack_mask
 from shared.messages import CompletedGroup, VersionSpan, encode
 from shared.redis.keys import GENERATORS
@@ -66,22 +65,28 @@ async def test_a_group_is_published_whole_with_its_replica_and_its_weights(
     assert await trainer.num_pending() == 0
 
 
-async def test_no_prompt_is_taken_before_there_are_weights(trainer: PlayedTrainer, redis: Redis) -> None:
+async def test_no_prompt_is_taken_before_there_are_weights(
+    trainer: PlayedTrainer, generator: GeneratorProcess, redis: Redis
+) -> None:
     await trainer.admit(trainer.prompt("00000000"))
     assert await redis.xlen(trainer.keys.prompts) == 1
-    await asyncio.sleep(1.5)  # three times as long as a read of a generator blocks
+    for _ in range(3):
+        await trainer.until_read_anew(generator)
     assert await trainer.num_pending() == 0
     await trainer.push(0)
     (group,) = await trainer.completed(1)
     assert group.prompt.group_id == "00000000"
 
 
-async def test_no_prompt_is_taken_under_a_version_older_than_required(trainer: PlayedTrainer) -> None:
+async def test_no_prompt_is_taken_under_a_version_older_than_required(
+    trainer: PlayedTrainer, generator: GeneratorProcess
+) -> None:
     await trainer.push(0)
     await trainer.require(2)
-    await asyncio.sleep(1.5)  # a read that was in progress has ended
+    await trainer.until_read_anew(generator)
     await trainer.admit(trainer.prompt("00000000"))
-    await asyncio.sleep(1.5)
+    for _ in range(3):
+        await trainer.until_read_anew(generator)
     assert await trainer.num_pending() == 0
     await trainer.push(2)
     (group,) = await trainer.completed(1)
@@ -89,7 +94,7 @@ async def test_no_prompt_is_taken_under_a_version_older_than_required(trainer: P
 
 
 async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_not(
-    trainer: PlayedTrainer, redis: Redis
+    trainer: PlayedTrainer, generator: GeneratorProcess, redis: Redis
 ) -> None:
     await trainer.push(0)
     await trainer.share("another")
@@ -98,7 +103,7 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
         return await trainer.share("another") == 2
 
     await eventually(both_share)
-    await asyncio.sleep(2 * READ_BLOCK_S)  # until it no longer waits for groups as the only one
+    await trainer.until_read_anew(generator)  # it no longer waits for groups as the only one
     await trainer.admit_at_once(*(trainer.prompt(f"{number:08d}") for number in range(40)))
 
     async def has_claimed() -> bool:

@@ -58,6 +58,10 @@ class LauncherRig:
         """Set what a stand-in does at its next start."""
         (self._directory / f"{name}.orders").write_text(json.dumps(orders))
 
+    def let_save(self, name: str) -> None:
+        """Let a stand-in end that was ordered to save first."""
+        (self._directory / f"{name}.saved").touch()
+
     def launch(
         self, *, num_generators: int = 1, repairs_redis: bool = False, output: Path | None = None
     ) -> "subprocess.Popen[bytes]":

@@ -4,8 +4,8 @@
 
 Every start adds a line to DIRECTORY/NAME.starts with its pid, the environment variables that tests check, and the
 secrets that it inherited. At its start it reads DIRECTORY/NAME.orders, a JSON object with `exit` (end at once with this
-status and message), `deaf` (ignore SIGTERM), `save_s` (end only after this many seconds) and `child` (leave a process
-in another process session behind).
+status and message), `deaf` (ignore SIGTERM), `saves` (end only once DIRECTORY/NAME.saved exists) and `child` (leave a
+process in another process session behind).
 """
 
 import http.server
@@ -67,7 +67,8 @@ def main() -> int:
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
     while not signals:
         time.sleep(0.05)
-    time.sleep(float(orders.get("save_s", 0.0)))
+    while orders.get("saves") and not (directory / f"{name}.saved").exists():
+        time.sleep(0.05)
     with (directory / "stopped").open("a") as file:
         file.write(name + "\n")
     return 0

@@ -17,6 +17,8 @@ from tests.http.raw_client import RawClient, head, parsed
 SHORT = HttpLimits(
     head_timeout_s=0.5, body_timeout_s=0.5, send_timeout_s=0.5, keep_alive_s=1, max_connections=8, max_requests=4
 )
+FEW = HttpLimits(max_connections=SHORT.max_connections, max_requests=SHORT.max_requests)
+"""With time enough on a busy machine."""
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -127,9 +129,9 @@ async def test_a_client_that_never_stops_sending_after_the_answer_is_cut_off(
 
 
 async def test_one_connection_too_many_closes_the_oldest_idle_connection_of_the_client_with_most(
-    port: int, app: Application
+    app: Application,
 ) -> None:
-    async with contextlib.AsyncExitStack() as stack:
+    async with serving(app, FEW) as (_, port), contextlib.AsyncExitStack() as stack:
         other = await stack.enter_async_context(RawClient.to(port, address="127.0.0.2"))
         await other.send(GET)
         assert await other.answer() == (200, "ok")
@@ -147,14 +149,14 @@ async def test_one_connection_too_many_closes_the_oldest_idle_connection_of_the_
         assert await busy.answer() == (200, "ok"), "a running request is not aborted"
 
 
-async def test_requests_leave_connections_for_a_probe(port: int, app: Application) -> None:
-    async with contextlib.AsyncExitStack() as stack:
+async def test_requests_leave_connections_for_a_probe(app: Application) -> None:
+    async with serving(app, FEW) as (_, port), contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(RawClient.to(port)) for _ in range(8)]
         for client in clients:
             await client.send(b"GET /waits HTTP/1.1\r\nHost: x\r\n\r\n")
-        told = [(await client.answer())[0] for client in clients[SHORT.max_requests :]]
+        told = [(await client.answer())[0] for client in clients[FEW.max_requests :]]
         assert told == [503] * 4
-        assert app.num_waiting == SHORT.max_requests
+        assert app.num_waiting == FEW.max_requests
         async with RawClient.to(port) as probe:
             await probe.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
             assert await probe.answer() == (200, "ok")

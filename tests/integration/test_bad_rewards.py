@@ -23,7 +23,7 @@ def test_a_run_whose_reward_always_fails_drops_groups_is_paused_and_can_be_stopp
 ) -> None:
     fault_file = stack.directory / "fault"
     fault_file.write_text("raises", encoding="utf-8")
-    config = run_file(reward_funcs=[BROKEN], reward_timeout_s=0.5, reward_failure_window=8)
+    config = run_file(reward_funcs=[BROKEN], reward_timeout_s=3.0, reward_failure_window=8)
     run_id = stack.client.submit(config).run_id
     for fault, said in FAULTS.items():
         if fault != "raises":

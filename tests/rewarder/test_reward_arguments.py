@@ -90,6 +90,7 @@ async def test_the_arguments_of_a_run_travel_with_each_of_its_groups() -> None:
 
 async def test_a_catastrophic_pattern_is_a_timeout_and_does_not_delay_others(scorer: Scorer) -> None:
     call = with_kwargs(call_with(*["a" * 60 + "b"] * 4, "a"), regex_reward={"pattern": "(a+)+$"})
+    assert await score(scorer, call_with("a"), user("one")) == [[("scored", 1.0)]]  # its module is imported now
     started_at = time.monotonic()
     slow = asyncio.create_task(score(scorer, call, "regex_reward"))
     quick = await score(scorer, call_with("a"), user("one"))

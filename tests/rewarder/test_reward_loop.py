@@ -112,23 +112,32 @@ async def test_no_more_groups_are_taken_from_the_stream_than_may_be_worked_on(
     assert max(seen) == 5
 
 
-async def test_a_group_whose_reward_hangs_holds_up_no_other_and_is_not_lost(
+async def test_a_group_whose_reward_is_slow_holds_up_no_other(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
-    keys = await make_run(redis, run_config, reward_funcs=[user("waits_for_go")], reward_timeout_s=5)
-    ready = tmp_path / "ready"
-    ready.mkdir()
+    keys = await make_run(redis, run_config, reward_funcs=[user("waits_for_go")], reward_timeout_s=600)
+    ready, slow = tmp_path / "ready", tmp_path / "slow"
+    for directory in (ready, slow):
+        directory.mkdir()
     (ready / "go").touch()
-    never = tmp_path / "never"
-    never.mkdir()
-    await add(redis, keys, with_columns(completed_group("hanging"), directory=str(never)))
+    await add(redis, keys, with_columns(completed_group("slow"), directory=str(slow)))
     async with scoring(redis, scorer, metrics):
         await add(redis, keys, *(with_columns(completed_group(f"{n}"), directory=str(ready)) for n in range(10)))
+        await wait_for_scored(redis, keys, 10)
+        (slow / "go").touch()
         scored = await wait_for_scored(redis, keys, 11)
-    order = [group.prompt.group_id for group in scored]
-    assert order[-1] == "hanging", "the others waited for it"
-    assert [rollout.rewards[0].outcome for rollout in scored[-1].rollouts] == ["timeout", "timeout"]
-    assert all(rollout.rewards[0].value == 1.0 for group in scored[:-1] for rollout in group.rollouts)
+    assert scored[-1].prompt.group_id == "slow", "the others waited for it"
+    assert all(rollout.rewards[0].value == 1.0 for group in scored for rollout in group.rollouts)
+
+
+async def test_a_group_whose_reward_hangs_is_not_lost(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("waits_for_go")], reward_timeout_s=1)
+    await add(redis, keys, with_columns(completed_group("hanging"), directory=str(tmp_path)))
+    async with scoring(redis, scorer, metrics):
+        (scored,) = await wait_for_scored(redis, keys, 1)
+    assert [rollout.rewards[0].outcome for rollout in scored.rollouts] == ["timeout", "timeout"]
 
 
 async def test_lost_rollouts_are_published_unscored_and_no_function_sees_them(

@@ -7,6 +7,7 @@ probe, so that a test can cause a fault at exactly that moment.
 import asyncio
 import contextlib
 import functools
+import gc
 import multiprocessing
 import os
 import threading
@@ -194,6 +195,7 @@ async def _end_when_stuck(served: ServedReceiver) -> None:
 
 
 def vitals() -> tuple[int, int, int]:
-    """Return this process's resident memory in bytes, open file descriptors, and threads."""
+    """Return this process's resident memory in bytes, open file descriptors, and threads, without garbage."""
+    gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE"), len(os.listdir("/proc/self/fd")), threading.active_count()

@@ -67,7 +67,7 @@ async def serve(
     push_staging: Literal["memory", "none"] = "memory",
     kv_after_push: Literal["recompute", "keep"] = "recompute",
     engine: FakeEngine | None = None,
-    grace_s: float = 0.5,
+    grace_s: float = 3.0,
 ) -> AsyncGenerator[ServedReceiver]:
     """Serve a receiver on a free port."""
     listener = socket.socket()

@@ -166,16 +166,16 @@ async def test_large_weights_have_more_time_and_a_chunk_has_not(
     redis: Redis, incarnation: int, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_sender, "SLOWEST_BYTES_PER_S", 32_000_000 / 600.0)
-    sender = make_quick_sender(redis, incarnation, push_timeout_s=1.0)
-    one.engine.seconds = {"load": 2.0}
+    sender = make_quick_sender(redis, incarnation, push_timeout_s=3.0)
+    one.engine.seconds = {"load": 4.0}
     result = await sender.push(many_weights(), policy_version=1)
     assert result.is_confirmed, result.failed
-    assert result.load_s >= 2.0
+    assert result.load_s >= 4.0
     one.engine.hanging = {"receive"}
     result = await sender.push(many_weights(), policy_version=2)
     await sender.close()
     assert not result.is_confirmed
-    assert result.total_s < 2 * 1.0 + 3 * 3.0 + 20.0
+    assert result.total_s < 100.0, "a chunk had the time of all weights, which is more than 600 s"
 
 
 async def test_a_replica_whose_address_does_not_answer_is_reported_and_costs_little(

@@ -80,7 +80,7 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
         await attempt.broadcast(parcel)
         loading = asyncio.create_task(commit(one, attempt.communicator_epoch, timeout_s=1.0), name="commit")
         await eventually(lambda: "load" in one.engine.calls)
-        assert one.receiver.decoding_is_paused, "so run_follower.py counts the engine as spoiled"
+        assert one.receiver.decoding_is_paused, "so run_follower.py stops the engine"
         one.receiver.detach()
         assert_was_told(await loading)
         one.engine.hanging = set()
@@ -88,9 +88,9 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
         assert not one.receiver.decoding_is_paused
         async with asyncio.timeout(120):
             assert (await sender.push(weights(2.0), policy_version=0)).is_confirmed
-        # Past the deadline of the abandoned load, which was 1 s plus half a second of grace.
+        # Past the deadline of the abandoned load, which was 1 s plus 3 s of grace.
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(one.receiver.fatal.wait(), timeout=2.0)
+            await asyncio.wait_for(one.receiver.fatal.wait(), timeout=4.5)
     assert one.receiver.held_version.policy_version == 0
     assert torch.equal(one.engine.weights["layer"], torch.full((12,), 2.0))
 

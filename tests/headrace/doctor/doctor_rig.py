@@ -47,7 +47,7 @@ def service(kind: str, answers: Answers | None = None, **about: Any) -> Generato
 
 def targets(**more: Any) -> Targets:
     """Return targets with the right keys."""
-    named: dict[str, Any] = {"api_key": API_KEY, "internal_key": INTERNAL_KEY, "timeout_s": 5.0, **more}
+    named: dict[str, Any] = {"api_key": API_KEY, "internal_key": INTERNAL_KEY, "timeout_s": 60.0, **more}
     return Targets(**named)
 
 
@@ -62,10 +62,12 @@ def redis_server(directory: Path, *flags: str) -> Generator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + 120
+        while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 break
+            assert time.monotonic() < deadline, "the server does not listen"
+            time.sleep(0.01)
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.kill()

@@ -17,6 +17,7 @@ from tests.headrace.doctor.doctor_rig import API_KEY, INTERNAL_KEY, service
 from tests.headrace.launcher_rig import ROOT, local_service
 from tests.kept_ports import kept_port
 
+DOCTOR = ("doctor", "--timeout-s", "60")
 VARIABLES = ("API_KEY", "INTERNAL_KEY", "REDIS_URL", "REDIS_PASSWORD", "REWARDER_URL", "URL", "STATE_DIR")
 
 
@@ -61,7 +62,7 @@ def test_keys_may_come_from_files_and_a_fine_deployment_ends_with_0(
     monkeypatch.setenv("HEADRACE_API_KEY_FILE", str(tmp_path / "api-key"))
     monkeypatch.setenv("HEADRACE_INTERNAL_KEY_FILE", str(tmp_path / "internal-key"))
     with service("trainer") as api:
-        assert cli.main(["doctor", "--url", api.url]) == 0
+        assert cli.main([*DOCTOR, "--url", api.url]) == 0
     shown = capsys.readouterr().out
     assert "takes the API key; takes the internal key" in " ".join(shown.split())
     assert "not looked at: its address is unknown" in shown
@@ -102,7 +103,7 @@ def test_keys_of_a_directory_are_not_sent_to_an_address_of_the_environment_and_d
             state.key_file(name).write_text(key)
         if is_named:
             monkeypatch.setenv("HEADRACE_URL", foreign.url)
-        assert cli.main(["doctor", "--json", *(["--state-dir", str(state.path)] if is_named else [])]) == 1
+        assert cli.main([*DOCTOR, "--json", *(["--state-dir", str(state.path)] if is_named else [])]) == 1
         said = json.loads(capsys.readouterr().out)["findings"]
         assert foreign.asked == []
         assert registered.asked == []
@@ -130,7 +131,7 @@ def test_variables_that_agree_with_the_directory_cause_no_note(
         monkeypatch.setenv("HEADRACE_API_KEY", API_KEY)
         monkeypatch.setenv("HEADRACE_REWARDER_URL", rewarder.url)
         monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://me@127.0.0.1:{port}/0")
-        cli.main(["doctor", "--json"])
+        cli.main([*DOCTOR, "--json"])
     said = json.loads(capsys.readouterr().out)["findings"]
     assert "environment" not in {one["check"] for one in said}
 
@@ -141,9 +142,9 @@ def test_problems_are_listed_with_a_remedy_and_without_secrets(
     monkeypatch.setenv("HEADRACE_API_KEY", "wrong-and-secret")
     monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://user:hidden@127.0.0.1:{kept_port()}/0")
     with service("trainer") as api:
-        assert cli.main(["doctor", "--url", api.url]) == 1
+        assert cli.main([*DOCTOR, "--url", api.url]) == 1
         table = capsys.readouterr().out
-        assert cli.main(["doctor", "--url", api.url, "--json"]) == 1
+        assert cli.main([*DOCTOR, "--url", api.url, "--json"]) == 1
         body = json.loads(capsys.readouterr().out)
     assert "What to do" in table
     assert "trainer does not take the API key that doctor was given in HEADRACE_API_KEY" in " ".join(table.split())
@@ -171,9 +172,9 @@ def run(*arguments: str, directory: Path, **environment: str) -> "subprocess.Com
 
 def eventually_fine(directory: Path) -> dict[str, Any]:
     """Return doctor's output once the generators have registered."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
-        done = run("doctor", "--json", directory=directory)
+        done = run(*DOCTOR, "--json", directory=directory)
         body: dict[str, Any] = json.loads(done.stdout)
         if done.returncode == 0:
             return body
@@ -192,13 +193,13 @@ def test_the_real_services_are_fine_and_are_not_when_a_key_or_a_service_is_missi
         assert {("simulated-000", "internal key"), ("simulated-001", "internal key")} <= fine
         assert {service["headrace"] for service in body["services"].values()} == {"0.1.0"}
         url = json.loads((tmp_path / ".headrace" / "endpoint.json").read_text())["api_url"]
-        wrong = run("doctor", "--url", url, directory=tmp_path, HEADRACE_API_KEY="another")
+        wrong = run(*DOCTOR, "--url", url, directory=tmp_path, HEADRACE_API_KEY="another")
         assert wrong.returncode == 1
         assert "does not take the API key" in wrong.stdout
-        assert run("doctor", "--url", url, directory=tmp_path).returncode == 2
+        assert run(*DOCTOR, "--url", url, directory=tmp_path).returncode == 2
     finally:
         down = run("down", directory=tmp_path)
     assert down.returncode == 0, down.stderr
-    gone = run("doctor", "--url", url, directory=tmp_path, HEADRACE_API_KEY="another")
+    gone = run(*DOCTOR, "--url", url, directory=tmp_path, HEADRACE_API_KEY="another")
     assert gone.returncode == 1
     assert "Traceback" not in gone.stdout + gone.stderr + wrong.stderr

@@ -22,9 +22,9 @@ RIGHT = (*AOF, "--maxmemory", "256mb")
 
 async def test_a_redis_as_it_should_be_is_fine_but_for_what_is_missing(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis", *RIGHT) as url:
-        found = await look_at_redis(url, timeout_s=5.0)
+        found = await look_at_redis(url, timeout_s=60.0)
     assert list(wrong(found.findings)) == [("redis", "functions")]
-    assert found.clock_ahead_s == pytest.approx(0.0, abs=0.5)
+    assert found.clock_ahead_s == pytest.approx(0.0, abs=30.0)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ async def test_a_redis_that_is_set_wrong_is_named(
     tmp_path: Path, flags: tuple[str, ...], check: str, says: str
 ) -> None:
     with redis_server(tmp_path / "redis", *flags) as url:
-        found = await look_at_redis(url, timeout_s=5.0)
+        found = await look_at_redis(url, timeout_s=60.0)
     assert says in wrong(found.findings)["redis", check]
 
 
@@ -49,7 +49,7 @@ async def test_a_redis_user_without_a_right_gets_the_name_of_the_right(tmp_path:
     with redis_server(tmp_path / "redis", *RIGHT) as url:
         admin = connect(url)
         await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "-@all", "+ping", "+time")
-        found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
+        found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=60.0)
         await admin.aclose()
     could_not = {finding.check for finding in found.findings if finding.level == "unknown"}
     assert could_not == {"settings", "generators"}
@@ -80,7 +80,7 @@ async def test_reading_is_all_that_doctor_needs_of_redis(tmp_path: Path) -> None
         admin = connect(url.replace("redis://", "redis://:secret@"))
         await wait_until_ready(admin, timeout_s=120)
         await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", *rights)
-        found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
+        found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=60.0)
         await admin.aclose()
     assert {finding.level for finding in found.findings} == {"ok"}
 
@@ -94,10 +94,10 @@ async def test_a_redis_that_lets_strangers_in_is_a_note_on_this_machine_and_wron
         admin = connect(url)
         await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "+@all")
         known = url.replace("redis://", "redis://ops:pw@")
-        here = await look_at_redis(known, timeout_s=5.0)
-        elsewhere = await look_at_redis(known.replace("127.0.0.1", "0.0.0.0"), timeout_s=5.0)  # no loopback address
+        here = await look_at_redis(known, timeout_s=60.0)
+        elsewhere = await look_at_redis(known.replace("127.0.0.1", "0.0.0.0"), timeout_s=60.0)  # no loopback address
         await cast("Any", admin).execute_command("CONFIG", "SET", "requirepass", "secret")
-        closed = await look_at_redis(known, timeout_s=5.0)
+        closed = await look_at_redis(known, timeout_s=60.0)
         await admin.aclose()
     assert at_the_door(here)[0] == "note"
     assert at_the_door(elsewhere) == (
@@ -109,8 +109,8 @@ async def test_a_redis_that_lets_strangers_in_is_a_note_on_this_machine_and_wron
 
 async def test_the_stranger_at_the_door_shows_no_password_wherever_the_address_has_it(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis", *RIGHT, "--requirepass", "secret") as url:
-        known = url.replace("127.0.0.1", "0.0.0.0") + "?username=default&password=secret&socket_timeout=5"
-        found = await look_at_redis(known, timeout_s=5.0)
+        known = url.replace("127.0.0.1", "0.0.0.0") + "?username=default&password=secret&socket_timeout=60"
+        found = await look_at_redis(known, timeout_s=60.0)
     (one,) = [finding for finding in found.findings if finding.check == "asks for a password"]
     assert (one.level, one.says) == ("ok", "refuses clients without a password")
 
@@ -123,7 +123,7 @@ async def test_a_redis_whose_strangers_may_only_ping_keeps_what_is_in_it_to_itse
         await cast("Any", admin).execute_command("ACL", "SETUSER", "default", "nopass", "-@all", "+ping")
         await stranger.aclose()
         known = url.replace("redis://127.0.0.1", "redis://ops:pw@0.0.0.0")
-        found = await look_at_redis(known, timeout_s=5.0)
+        found = await look_at_redis(known, timeout_s=60.0)
         await admin.aclose()
     (one,) = [finding for finding in found.findings if finding.check == "asks for a password"]
     assert (one.level, one.says) == ("ok", "lets clients without a password read nothing of headrace's")
@@ -163,7 +163,7 @@ async def test_a_redis_with_a_full_disk_answers_and_its_disk_is_named(tmp_path: 
         await wait_until_ready(client, timeout_s=120)
         server.fill_disk()
         await write_until_refused(client)
-        found = await look_at_redis(server.url, timeout_s=5.0)
+        found = await look_at_redis(server.url, timeout_s=60.0)
     finally:
         await client.aclose()
         server.kill()

@@ -1,11 +1,13 @@
 """The launcher with a real embedded Redis and stand-in services: crashed services restart, and no process is left."""
 
 import contextlib
+import functools
 import os
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,7 @@ def test_launchers_that_start_at_once_have_ports_of_their_own(tmp_path: Path) ->
         for rig, launcher in zip(rigs, launchers, strict=True):
             rig.wait_until_ready(launcher)
         for rig in rigs:
+            wait_for(functools.partial(rig.starts, "generator"), "the generator, which is not waited for")
             assert [len(rig.starts(name)) for name in ("trainer", "rewarder", "generator")] == [1, 1, 1], rig.output()
             endpoint = rig.endpoint()
             for name, url in (("trainer", endpoint.api_url), ("rewarder", endpoint.rewarder_url)):
@@ -229,11 +232,15 @@ def test_a_rewarder_that_refuses_to_start_does_not_end_the_other_services_while_
 
 
 def test_a_service_that_dies_while_the_trainer_still_saves_is_not_started_again(rig: LauncherRig) -> None:
-    rig.order("trainer", save_s=1.5)
+    rig.order("trainer", saves=True)
     launcher = rig.launch_until_ready()
     launcher.send_signal(signal.SIGTERM)
     wait_for(lambda: "stopping" in rig.output(), "the launcher to begin")
-    os.kill(rig.endpoint().processes["generator-0"].pid, signal.SIGKILL)
+    killed = rig.endpoint().processes["generator-0"]
+    os.kill(killed.pid, signal.SIGKILL)
+    assert not process_table.wait_until_gone([killed], timeout_s=PATIENCE_S)
+    time.sleep(2)  # in which the launcher would start it again, after its first pause of 0.5 s
+    rig.let_save("trainer")
     assert launcher.wait(timeout=PATIENCE_S) == 0
     assert rig.stopped()[0] == "trainer"
     assert sorted(rig.stopped()) == ["rewarder", "sessions", "trainer"]

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.local import process_table
 from headrace.local.state_dir import ProcessMark
+from tests.headrace.launcher_rig import wait_for
 
 pytestmark = pytest.mark.unit
 
@@ -48,15 +49,11 @@ def test_the_zombie_of_an_orphan_is_reaped_at_the_second_look() -> None:
 def test_descendants_are_found_through_their_parents() -> None:
     nested = f"import subprocess; subprocess.run({SLEEP!r})"
     with subprocess.Popen([sys.executable, "-S", "-c", nested], start_new_session=True) as process:
-        deadline_looks = 1000
-        while len(found := process_table.descendants(process.pid)) < 1 and deadline_looks:
-            deadline_looks -= 1
-            process_table.wait_until_gone([], timeout_s=0)
-            os.sched_yield()
+        found = wait_for(lambda: process_table.descendants(process.pid), "the child")
         assert len(found) == 1
         assert process.pid in {mark.pid for mark in process_table.descendants(os.getpid())}
         os.killpg(process.pid, signal.SIGKILL)
-    assert not process_table.wait_until_gone(found, timeout_s=10)
+    assert not process_table.wait_until_gone(found, timeout_s=120)
 
 
 def test_a_process_that_ignores_sigterm_is_killed_and_named() -> None:

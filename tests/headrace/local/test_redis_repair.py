@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
@@ -36,6 +37,8 @@ def server(directory: Path) -> Generator["redis.Redis"]:
 def write(client: "redis.Redis", name: str, *, count: int) -> None:
     for number in range(count):
         client.set(f"{name}-{number}", os.urandom(50))
+    written: Any = cast("Any", client).execute_command("WAITAOF", 1, 0, 0)
+    assert written[0] == 1, "the file has all of it"
 
 
 def damage(file: Path, *, at: float) -> int:
