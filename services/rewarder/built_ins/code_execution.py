@@ -7,7 +7,9 @@ Tests are Python statements, usually asserts, or cases of ``{"input": ..., "outp
 asserts by printing, exiting or patching; see sandbox/inside/judge.py. Without a sandbox every outcome is an error.
 """
 
+import ast
 import asyncio
+import contextlib
 import json
 import re
 import secrets
@@ -124,8 +126,8 @@ def read_tests(row: object) -> RowTests | str:
         try:
             decoded: object = json.loads(row)
         except (ValueError, RecursionError):
-            decoded = [row]
-        row = cast("list[object]", decoded) if isinstance(decoded, list) else [row]
+            decoded = [row]  # Python statements
+        row = decoded
     if not isinstance(row, list) or not row:
         return "the row has no tests"
     tests = cast("list[object]", row)
@@ -143,13 +145,33 @@ def read_tests(row: object) -> RowTests | str:
 
 
 def _why_no_python(tests: list[str]) -> str | None:
+    num_without_effect = 0
     for number, test in enumerate(tests, start=1):
         try:
             with warnings.catch_warnings(action="ignore"):
                 compile(test, "<test>", "exec")
+                is_value = _is_value(test)
+                num_without_effect += all(map(_has_no_effect, ast.parse(test).body))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             return f"the row's tests cannot be used: test {number} is not valid Python: {error}"
-    return None
+        if is_value:
+            return f"the row's tests cannot be used: test {number} is only a value, which tests nothing"
+    return "the row has no tests" if num_without_effect == len(tests) else None
+
+
+def _has_no_effect(statement: ast.stmt) -> bool:
+    """Return whether a statement never fails: ``pass``, or a text."""
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or isinstance(statement, ast.Pass)
+
+
+def _is_value(test: str) -> bool:
+    """Return whether a test is only a value, such as the JSON text of an object. All code would pass it."""
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            read(test)
+            return True
+    return False
 
 
 def _text(value: object) -> str | None:

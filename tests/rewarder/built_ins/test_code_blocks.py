@@ -50,6 +50,28 @@ def test_tests_are_statements_or_cases(row: object, tests: RowTests) -> None:
     assert read_tests(row) == tests
 
 
-@pytest.mark.parametrize("row", [None, [], 3, [3], [None], [{"input": 1, "output": "1"}], ["a", {"input": "1"}], "[]"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        None, [], 3, [3], [None], [{"input": 1, "output": "1"}], ["a", {"input": "1"}], "[]",
+        "", "  ", [""], ["", "# to do"], "pass", "'a'\n'b'",
+    ],
+)  # fmt: skip
 def test_anything_else_is_none(row: object) -> None:
     assert isinstance(read_tests(row), str)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"inputs": ["1"], "outputs": ["2"]}', '{"input": "1", "output": "2"}', "5", '"x"', "true",
+        ['{"input": "1", "output": "2"}'], ["{'input': '1'}"], ['{"found": true}'], ["assert f() == 1", r"'\d'"],
+    ],
+)  # fmt: skip
+def test_text_that_is_only_a_value_is_not_a_test_that_all_code_passes(row: object) -> None:
+    assert isinstance(read_tests(row), str)
+
+
+def test_an_entry_may_be_empty_or_call_something_without_an_assert() -> None:
+    tests = ["", "# basic", "check(f)", "import numpy", "{f(1): 2}"]
+    assert read_tests(tests) == RowTests("asserts", tests)
