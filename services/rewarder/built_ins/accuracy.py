@@ -4,8 +4,9 @@ It follows TRL's ``accuracy_reward``. The answer must be LaTeX, and ``\boxed{}``
 answer equals the gold answer and 0.0 if not. If the gold answer does not parse, the outcome is ``not_applicable``.
 
 There are two additions. First, gold answers in GSM8K's format (``... #### 42``) are read after the mark. Completions
-for such gold answers may use the mark too. Without ``\boxed``, it takes precedence over text that looks like LaTeX,
-such as ``$12 + $2.25``. Second, if parsing or comparing runs out of time, the outcome is ``timeout``; TRL scores 0.0.
+for such gold answers may use the mark too, and only its line counts. Without ``\boxed``, it takes precedence over text
+that looks like LaTeX, such as ``$12 + $2.25``. Second, if parsing or comparing runs out of time, the outcome is
+``timeout``; TRL scores 0.0.
 
 Time limits work only in the main thread of a process (time_limit.py). This function therefore runs in a reward worker,
 never on the event loop or in a thread.
@@ -80,7 +81,7 @@ def _judge(gold: str, text: str, *, timeout_s: float) -> Verdict:
         if not golds:
             return NO_GOLD
         if GSM8K_MARK in gold and GSM8K_MARK in text and _BOXED not in text:
-            answers = _parse(_after_mark(text), timeout_s=timeout_s)
+            answers = _parse(_after_mark(text).partition("\n")[0], timeout_s=timeout_s)
         else:
             answers = _parse_latex(text, timeout_s=timeout_s)
     except TimeIsUpError:

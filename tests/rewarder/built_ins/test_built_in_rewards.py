@@ -57,6 +57,11 @@ def test_gsm8k_gold_answers_are_read_after_the_mark(gold: str, number: str) -> N
     assert outcomes(completions, gold) == [("scored", 1.0), ("scored", 1.0), *[("scored", 0.0)] * 3]
 
 
+def test_only_the_line_of_the_mark_counts_in_a_completion() -> None:
+    completions = ["#### 72\n\nThat is 6 dozen.", "####\n72\nin 2 months", "#### 71\n\nChecking: 24 + 48 = 72"]
+    assert outcomes(completions, GSM8K[0][0]) == [("scored", 1.0), ("scored", 1.0), ("scored", 0.0)]
+
+
 def test_the_mark_counts_in_a_completion_only_where_the_dataset_uses_it() -> None:
     assert outcomes(["#### 72"], "72") == [("scored", 0.0)]
 
