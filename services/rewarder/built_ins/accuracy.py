@@ -4,15 +4,16 @@ It follows TRL's ``accuracy_reward``. The answer must be LaTeX, and ``\boxed{}``
 answer equals the gold answer and 0.0 if not. If the gold answer does not parse, the outcome is ``not_applicable``.
 
 There are two additions. First, gold answers in GSM8K's format (``... #### 42``) are read after the mark. Completions
-for such gold answers may use the mark too, and only its line counts. Without ``\boxed``, it takes precedence over text
-that looks like LaTeX, such as ``$12 + $2.25``. Second, if parsing or comparing runs out of time, the outcome is
-``timeout``; TRL scores 0.0.
+for such gold answers may use the mark too, and only its line counts, unless it has no expression, such as a heading.
+Without ``\boxed``, the mark takes precedence over text that looks like LaTeX, such as ``$12 + $2.25``. Second, if
+parsing or comparing runs out of time, the outcome is ``timeout``; TRL scores 0.0.
 
 Time limits work only in the main thread of a process (time_limit.py). This function therefore runs in a reward worker,
 never on the event loop or in a thread.
 """
 
 import itertools
+import re
 from typing import Any, cast
 
 from latex2sympy2_extended import NormalizationConfig
@@ -30,6 +31,9 @@ _NEVER_S = 24 * 3600
 NUM_PATIENT_TIMEOUTS = 4
 """After this many timeouts in one call the short limit applies. time_limit.Patience bounds the whole call."""
 
+_DECIMALS = 6
+_SMALL = re.compile(r" \\times 10\^\{-(\d+)\}\$$")
+"""The end of a float below 1e-4, as `_as_text` writes it."""
 _BOXED = "\\boxed"
 NO_GOLD = Verdict("not_applicable", None, "the gold answer is not a mathematical expression")
 
@@ -72,7 +76,16 @@ def without_answer(gold: object, detail: str) -> Verdict:
 
 
 def _as_text(gold: object) -> str:
-    return str(gold) if isinstance(gold, str | int | float) else ""
+    if not isinstance(gold, float):
+        return str(gold) if isinstance(gold, str | int) else ""
+    digits, _, exponent = str(gold).partition("e")  # math-verify would read only the digits of 6.02e+23
+    return rf"${digits} \times 10^{{{int(exponent)}}}$" if exponent else digits
+
+
+def _decimals(gold: str) -> int:
+    """Return to how many decimal places a gold answer is compared: six, but more if it is a float below 1e-4."""
+    small = _SMALL.search(gold)
+    return _DECIMALS + (int(small[1]) if small else 0)
 
 
 def _judge(gold: str, text: str, *, timeout_s: float) -> Verdict:
@@ -81,16 +94,17 @@ def _judge(gold: str, text: str, *, timeout_s: float) -> Verdict:
         if not golds:
             return NO_GOLD
         if GSM8K_MARK in gold and GSM8K_MARK in text and _BOXED not in text:
-            answers = _parse(_after_mark(text).partition("\n")[0], timeout_s=timeout_s)
+            after = _after_mark(text)  # a heading of Markdown has the same mark, and the answer may be below it
+            answers = _parse(after.partition("\n")[0], timeout_s=timeout_s) or _parse(after, timeout_s=timeout_s)
         else:
             answers = _parse_latex(text, timeout_s=timeout_s)
     except TimeIsUpError:
         return _parsing_timed_out(timeout_s)
-    timed_out = False
+    timed_out, decimals = False, _decimals(gold)
     for left, right in itertools.product(golds, answers):
         try:
             with time_limit(timeout_s):
-                is_equal = verify(left, right, timeout_seconds=_NEVER_S, raise_on_error=True)
+                is_equal = verify(left, right, decimals, timeout_seconds=_NEVER_S, raise_on_error=True)
             if is_equal:
                 return Verdict("scored", 1.0)
         except TimeIsUpError:

@@ -40,13 +40,20 @@ def outcomes(completions: list[str], gold: object) -> list[tuple[str, float | No
         ("1/2", r"\boxed{0.5}", r"\boxed{5}"),
         ("$x^2+2x+1$", r"\boxed{(x+1)^2}", r"\boxed{(x-1)^2}"),
         (42, r"\boxed{42}", "no answer at all"),
+        (42.0, r"\boxed{42}", r"\boxed{4}"),
+        (0.00001, r"\boxed{10^{-5}}", r"\boxed{1}"),
+        (-1.5e-8, r"\boxed{-15 \times 10^{-9}}", r"\boxed{-3 \times 10^{-8}}"),
+        (-1.5e-8, r"\boxed{-0.000000015}", r"\boxed{0.0}"),
+        (1e-5, r"\boxed{0.00001}", r"\boxed{0.0000104}"),
+        (1e16, r"\boxed{10000000000000000}", r"\boxed{1}"),
+        (6.02e23, r"\boxed{6.02 \times 10^{23}}", r"\boxed{6.02}"),
     ],
 )
 def test_an_equal_answer_is_1_and_another_is_0(gold: object, right: str, wrong: str) -> None:
     assert outcomes([right, wrong], gold) == [("scored", 1.0), ("scored", 0.0)]
 
 
-@pytest.mark.parametrize("gold", ["nobody knows", "", None, ["42"]])
+@pytest.mark.parametrize("gold", ["nobody knows", "", None, ["42"], float("nan")])
 def test_a_gold_answer_that_does_not_parse_is_not_applicable(gold: object) -> None:
     assert outcomes([r"\boxed{42}"], gold) == [("not_applicable", None)]
 
@@ -60,6 +67,13 @@ def test_gsm8k_gold_answers_are_read_after_the_mark(gold: str, number: str) -> N
 def test_only_the_line_of_the_mark_counts_in_a_completion() -> None:
     completions = ["#### 72\n\nThat is 6 dozen.", "####\n72\nin 2 months", "#### 71\n\nChecking: 24 + 48 = 72"]
     assert outcomes(completions, GSM8K[0][0]) == [("scored", 1.0), ("scored", 1.0), ("scored", 0.0)]
+
+
+@pytest.mark.parametrize(
+    "completion", ["#### Final Answer\n\n72", "#### Answer\n$72$", "####\n$$\n72\n$$", "#### \\[\n72\n\\]"]
+)
+def test_below_a_heading_with_the_mark_the_answer_is_found(completion: str) -> None:
+    assert outcomes([completion], GSM8K[0][0]) == [("scored", 1.0)]
 
 
 def test_the_mark_counts_in_a_completion_only_where_the_dataset_uses_it() -> None:
