@@ -86,7 +86,7 @@ class RewarderMetrics:
         )
         self.endpoint_breaker = Gauge(
             "headrace_reward_endpoint_breaker_state",
-            "0 closed, 1 half-open: one request tests it, 2 open: it is not called",
+            "The circuit breaker of runs. 0 closed, 1 half-open: one request tests it, 2 open: runs do not call it",
             ["endpoint"],
             registry=self.registry,
         )

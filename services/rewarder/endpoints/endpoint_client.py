@@ -16,7 +16,7 @@ import time
 import uuid
 
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
-from services.rewarder.endpoints.spec import EndpointSpec, WireFormatName
+from services.rewarder.endpoints.spec import EndpointSpec, Scope, WireFormatName
 from services.rewarder.endpoints.transport.breaker import Breaker, State
 from services.rewarder.endpoints.transport.http_exchange import HttpAnswer, RefusedAnswerError
 from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError
@@ -37,7 +37,7 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
 )
 from services.rewarder.reward_call import CallError, RewardCall, Verdict, everyone
 from services.rewarder.reward_failure import RewardFailure
-from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
 from services.rewarder.turnstile import TurnedAwayError, Turnstile
 
@@ -51,10 +51,13 @@ FORMATS: dict[WireFormatName, WireFormat] = {
 }
 _SHOWN_OF_A_REFUSAL = 120
 _BREAKER_STATES: dict[State, int] = {"closed": 0, "half-open": 1, "open": 2}
+_CALLERS: dict[Scope, str] = {"runs": "", "score": "for POST /v1/score, "}
 
 
 class EndpointClient:
-    """Calls one reward endpoint as one version of its specification says, with its limits and its circuit breaker.
+    """Calls one reward endpoint as one version of its specification says, with its limits and its circuit breakers.
+
+    Runs have a breaker of their own: requests of POST /v1/score may contain rows at which the endpoint fails.
 
     Args:
         name: The name the endpoint is registered under.
@@ -76,7 +79,9 @@ class EndpointClient:
         self.name = name
         self.spec = spec
         self.wire_format = FORMATS[spec.wire_format]
-        self.breaker = Breaker(max_failures=spec.breaker_failures, pause_s=spec.breaker_pause_s)
+        self.breakers: dict[Scope, Breaker] = {
+            scope: Breaker(max_failures=spec.breaker_failures, pause_s=spec.breaker_pause_s) for scope in _CALLERS
+        }
         self.turnstile = Turnstile(
             max_concurrency=spec.max_concurrency,
             max_queued=spec.max_queued,
@@ -89,7 +94,8 @@ class EndpointClient:
         # These gauges are read at each scrape. The newest client of a name replaces the functions of the older ones.
         metrics.endpoint_in_flight.labels(name).set_function(lambda: self.turnstile.num_in_flight)
         metrics.endpoint_queued.labels(name).set_function(lambda: self.turnstile.num_queued)
-        metrics.endpoint_breaker.labels(name).set_function(lambda: _BREAKER_STATES[self.breaker_state()])
+        of_runs = self.breakers["runs"]
+        metrics.endpoint_breaker.labels(name).set_function(lambda: _BREAKER_STATES[of_runs.state(time.monotonic())])
 
     async def call(
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
@@ -103,12 +109,15 @@ class EndpointClient:
         return verdicts, max(seconds for _, seconds in answers)
 
     def breaker_state(self) -> State:
-        """Return the state of the endpoint's circuit breaker: closed, half-open or open."""
-        return self.breaker.state(time.monotonic())
+        """Return closed, half-open or open: the worse of the states of the endpoint's circuit breakers."""
+        now_s = time.monotonic()
+        return max((breaker.state(now_s) for breaker in self.breakers.values()), key=_BREAKER_STATES.__getitem__)
 
     def breaker_detail(self) -> str:
         """Return the reason why no requests are sent to the endpoint now, or an empty text if they are sent."""
-        return self.breaker.why_not(time.monotonic()) or ""
+        now_s = time.monotonic()
+        reasons = ((_CALLERS[scope], breaker.why_not(now_s)) for scope, breaker in self.breakers.items())
+        return next((caller + why_not for caller, why_not in reasons if why_not is not None), "")
 
     def check(self, call: RewardCall) -> None:
         """Refuse completions that the endpoint's wire format cannot send. Called before the wait for a turn.
@@ -169,14 +178,15 @@ class EndpointClient:
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
     ) -> tuple[list[Verdict], float]:
         sent_at: float | None = None
+        scope = scope_of(lane)
         try:
             self.check(call)
             tokens = num_tokens(call) + self.spec.num_tokens_beside
-            self._refuse_if_open()  # before the wait for a turn; _judged asks again after it
+            self._refuse_if_open(scope)  # before the wait for a turn; _judged asks again after it
             await self.turnstile.enter(lane=lane, tokens=tokens)
             sent_at = time.monotonic()
             try:
-                verdicts = await self._judged(call, min(timeout_s, self.spec.timeout_s), run_id, tokens)
+                verdicts = await self._judged(call, min(timeout_s, self.spec.timeout_s), run_id, tokens, scope)
             finally:
                 self.turnstile.leave()
         except RewardFailure as failure:
@@ -185,15 +195,18 @@ class EndpointClient:
             verdicts = everyone(len(call.completions), "overload", f"endpoint {self.name}: {error}")
         return verdicts, 0.0 if sent_at is None else time.monotonic() - sent_at
 
-    async def _judged(self, call: RewardCall, timeout_s: float, run_id: str | None, tokens: int) -> list[Verdict]:
-        self._refuse_if_open()
+    async def _judged(
+        self, call: RewardCall, timeout_s: float, run_id: str | None, tokens: int, scope: Scope
+    ) -> list[Verdict]:
+        self._refuse_if_open(scope)
         request, context = self.encode(call, timeout_s=timeout_s, run_id=run_id)
 
         async def before_retry(reason: str, left_s: float) -> None:
             await self.turnstile.retry(tokens, within_s=left_s)
             self._metrics.endpoint_retries.labels(self.name, reason).inc()
 
-        is_probe = self.breaker.starts()
+        breaker = self.breakers[scope]
+        is_probe = breaker.starts()
         try:
             answer = await with_retries(
                 lambda left_s: self.try_once(request, context, timeout_s=left_s),
@@ -204,32 +217,39 @@ class EndpointClient:
             )
         except EndpointDown as failure:
             if failure.outcome == "timeout" and timeout_s < self.spec.timeout_s:  # the caller was in a hurry: no news
-                self.breaker.gave_up(is_probe=is_probe)
+                breaker.gave_up(is_probe=is_probe)
                 raise
-            if self.breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe):
+            if breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe):
                 said = self.spec.breaker_failures, self.spec.breaker_pause_s, failure.detail
                 log.warning(
-                    "reward endpoint %s failed %d times in a row and is not called for %g s: %s", self.name, *said
-                )
+                    "%sreward endpoint %s failed %d times in a row and is not called for %g s: %s",
+                    _CALLERS[scope], self.name, *said,
+                )  # fmt: skip
             raise
         except EndpointThere:
             self.answered()
             raise
         except BaseException:  # nothing was sent, or the call was cancelled: no news about the endpoint
-            self.breaker.gave_up(is_probe=is_probe)
+            breaker.gave_up(is_probe=is_probe)
             raise
         self.answered()
         return self.decode(answer, call)
 
     def answered(self) -> None:
-        """Close the circuit breaker because the endpoint answered, and log it if the breaker was open."""
-        if self.breaker.answered():
+        """Close the circuit breakers because the endpoint answered, and log it if one was open."""
+        were_open = [breaker.answered() for breaker in self.breakers.values()]
+        if any(were_open):
             log.info("reward endpoint %s answers again", self.name)
 
-    def _refuse_if_open(self) -> None:
-        why_not = self.breaker.why_not(time.monotonic())
+    def _refuse_if_open(self, scope: Scope) -> None:
+        why_not = self.breakers[scope].why_not(time.monotonic())
         if why_not is not None:
             raise RewardFailure("overload", why_not)
+
+
+def scope_of(lane: str) -> Scope:
+    """Return what a call in this lane is for: a run, or POST /v1/score."""
+    return "score" if lane == HTTP_LANE else "runs"
 
 
 def _refusal(answer: HttpAnswer) -> str:

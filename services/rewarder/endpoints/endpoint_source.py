@@ -12,7 +12,7 @@ from pathlib import Path
 import httpcore
 
 from services.rewarder.built_ins.built_in_rewards import ALIASES, BUILT_INS
-from services.rewarder.endpoints.endpoint_client import EndpointClient
+from services.rewarder.endpoints.endpoint_client import EndpointClient, scope_of
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.registry import Registered, Registry, Written
 from services.rewarder.endpoints.spec import EndpointSpec, Scope, why_no_name
@@ -23,7 +23,7 @@ from services.rewarder.endpoints.transport.secret_files import SecretFiles
 from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
-from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
+from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.errors import UnavailableError, UserError
 from shared.near_name import nearest
 from shared.redis.redis_connection import Redis
@@ -120,7 +120,7 @@ class Endpoints:
                 yet. Other failures become verdicts.
         """
         client = await self.client(name)
-        scope: Scope = "score" if lane == HTTP_LANE else "runs"
+        scope = scope_of(lane)
         if scope not in client.spec.scopes:
             raise RewardFailure("error", _out_of_scope(name, scope))
         run_id = None if call.group_id is None else lane

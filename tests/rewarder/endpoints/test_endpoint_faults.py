@@ -7,7 +7,7 @@ import time
 import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
 from services.rewarder.score_api.endpoint_trial import trial
 from tests.eventually import eventually
 from tests.kept_ports import kept_port
@@ -129,7 +129,7 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_a_probe_closes_it(
         "endpoint judge: it failed 2 times in a row (it answered 500) and is not called now; it is tried again in 3"
     )
     assert len(server.received) == 2, "nothing was sent"
-    breaker = (await endpoints.client("judge")).breaker
+    breaker = (await endpoints.client("judge")).breakers["runs"]
     monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
     assert (await ask(endpoints, "judge", CALL))[0].outcome == "error", "the probe failed"
     assert state() == 2.0
@@ -154,6 +154,29 @@ async def test_a_timeout_opens_the_breaker_only_if_it_is_the_endpoints_own(
     assert verdicts[0].value == (1.0 if is_called_again else None)
 
 
+async def test_failures_of_score_requests_do_not_keep_an_endpoint_from_runs(
+    endpoints: Endpoints, server: MisbehavingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    down = answers(b"", status=500)
+    url = server.on("/judge", down, down, down, down, GOOD)
+    await register(endpoints, "judge", url, breaker_failures=2, breaker_pause_s=3600)
+    client = await endpoints.client("judge")
+
+    async def outcome(lane: str) -> str:
+        answer, _ = await endpoints.call("judge", CALL, timeout_s=20, lane=lane)
+        return answer.verdicts[0].outcome
+
+    assert [await outcome(HTTP_LANE) for _ in range(3)] == ["error", "error", "overload"]
+    assert client.breaker_state() == "open"
+    assert client.breaker_detail().startswith("for POST /v1/score, it failed 2 times in a row (it answered 500)")
+    assert caplog.messages[0].startswith("for POST /v1/score, reward endpoint judge failed 2 times in a row")
+    assert [await outcome("run-1") for _ in range(3)] == ["error", "error", "overload"]
+    assert client.breaker_detail().startswith("it failed 2 times in a row")
+    client.answered()
+    assert client.breaker_state() == "closed"
+    assert [await outcome(lane) for lane in (HTTP_LANE, "run-1")] == ["scored", "scored"]
+
+
 async def test_the_log_has_every_outage_of_an_endpoint_and_its_end(
     endpoints: Endpoints, server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,7 +184,7 @@ async def test_the_log_has_every_outage_of_an_endpoint_and_its_end(
     down = answers(b"", status=500)
     url = server.on("/judge", down, down, down, GOOD, GOOD, down, down)
     await register(endpoints, "judge", url, breaker_failures=2, breaker_pause_s=3600)
-    breaker = (await endpoints.client("judge")).breaker
+    breaker = (await endpoints.client("judge")).breakers["runs"]
     for is_probe in (False, False, True, True, False, False, False):
         if is_probe:
             monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
@@ -187,7 +210,7 @@ async def test_a_probe_that_is_answered_closes_the_breaker_whatever_the_answer_i
 ) -> None:
     url = server.on("/judge", answers(b"", status=500), answer, GOOD)
     await register(endpoints, "judge", url, breaker_failures=1, breaker_pause_s=3600)
-    breaker = (await endpoints.client("judge")).breaker
+    breaker = (await endpoints.client("judge")).breakers["runs"]
     await ask(endpoints, "judge", CALL)
     assert breaker.why_not(time.monotonic()) is not None
     monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)

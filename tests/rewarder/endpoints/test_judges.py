@@ -87,7 +87,7 @@ async def test_a_row_without_its_reference_does_not_wait_and_uses_no_request_of_
     assert (await ask(endpoints, "judge", call_with("42", answer="42")))[0].outcome == "error", "it went out"
     assert (await ask(endpoints, "judge", call_with("42", answer="42")))[0].outcome == "overload", "the breaker is open"
     assert (await ask(endpoints, "judge", nothing))[0].outcome == "not_applicable"
-    (await endpoints.client("judge")).breaker.answered()
+    (await endpoints.client("judge")).answered()
     assert (await ask(endpoints, "judge", call_with("42", answer="42")))[0].outcome == "overload", "the queue is full"
     assert (await ask(endpoints, "judge", nothing))[0].outcome == "not_applicable"
 
