@@ -140,6 +140,8 @@ def read_tests(row: object) -> RowTests | str:
         texts = [_text(case.get(key)) for key in ("input", "output")]
         if None in texts:
             return "the row's tests must all be text, or all be tables of input and output"
+        if len(str(texts[0]).encode("utf-8", "surrogatepass")) > Limits.file_bytes:
+            return f"the row's tests cannot be used: an input is larger than {Limits.file_bytes >> 20} MiB"
         cases.append({"input": texts[0], "output": texts[1]})
     return RowTests("cases", cases)
 

@@ -75,3 +75,8 @@ def test_text_that_is_only_a_value_is_not_a_test_that_all_code_passes(row: objec
 def test_an_entry_may_be_empty_or_call_something_without_an_assert() -> None:
     tests = ["", "# basic", "check(f)", "import numpy", "{f(1): 2}"]
     assert read_tests(tests) == RowTests("asserts", tests)
+
+
+def test_an_input_must_fit_into_a_file_of_the_sandbox() -> None:
+    rows = [[{"input": "\u00e9" * num_letters, "output": "1"}] for num_letters in (4 << 20, (4 << 20) + 1)]
+    assert [isinstance(read_tests(row), RowTests) for row in rows] == [True, False]

@@ -102,6 +102,19 @@ async def test_programs_are_judged_by_what_they_print(scorer: Scorer) -> None:
     assert await values(scorer, *codes, tests=ECHO) == [1.0, 1.0, 0.5, 0.0, 0.0]
 
 
+async def test_right_code_with_much_output_and_large_values_is_right(scorer: Scorer) -> None:
+    count = "print('\\n'.join(map(str, range(200_000))))"
+    cases = [{"input": "", "output": "\n".join(map(str, range(200_000)))}]
+    floods = count + "\nprint('x' * (1 << 20))"
+    assert await values(scorer, count, floods, tests=cases, timeout_s=60.0, cpu_s=60) == [1.0, 0.0]
+    large = "data = list(range(150_000, 0, -1))\nassert f(data) == list(range(1, 150_001))"
+    ordered, in_place = "def f(items): return sorted(items)", "def f(items):\n    items.sort()\n    return items"
+    tests = [large, large + "\nassert data[0] == 150_000"]
+    assert await values(scorer, ordered, in_place, tests=tests, timeout_s=60.0, cpu_s=60) == [1.0, 0.5]
+    (judged,) = await outcomes(scorer, "def f(items): return 'x' * (16 << 20)", tests=[large], timeout_s=60.0, cpu_s=60)
+    assert (judged.value, judged.detail) == (0.0, "test 1 of 1: its values take 16 MiB or more")
+
+
 async def test_invalid_code_is_wrong_and_says_why(scorer: Scorer) -> None:
     codes = ["def add(a, b) return a + b", "raise ValueError('no')", "", "add = 3"]
     judged = await outcomes(scorer, *codes, tests=ADD)

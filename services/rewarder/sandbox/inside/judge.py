@@ -36,7 +36,8 @@ from services.rewarder.sandbox.inside.processor_time import (
 from services.rewarder.sandbox.inside.remote_code import CodeGoneError, TestedCode, UnfitTestError, how_it_ended, start
 
 _PR_SET_DUMPABLE = 4
-_MAX_OUTPUT_BYTES = 1 << 20
+_SPARE_OUTPUT_BYTES = 1 << 20
+"""A program may print this much more than expected."""
 _PROGRAM = "program.py"
 _RUN_PROGRAM = (
     "import resource, runpy\n"
@@ -169,12 +170,13 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
                 raise
         verdicts.begin()
         assert process.stdout is not None
-        output = process.stdout.read(_MAX_OUTPUT_BYTES)
-        is_too_much = len(output) == _MAX_OUTPUT_BYTES
+        max_bytes = len(case["output"].encode("utf-8", "surrogatepass")) + _SPARE_OUTPUT_BYTES
+        output = process.stdout.read(max_bytes + 1)
+        is_too_much = len(output) > max_bytes
         # No timeout here: on a busy machine the process may take long to end. The time of all tests is its limit.
         how = "" if is_too_much else how_it_ended(process, within_s=None)
         if is_too_much:
-            verdicts.note(index, f"it printed {_MAX_OUTPUT_BYTES >> 20} MiB or more")
+            verdicts.note(index, f"it printed over {_SPARE_OUTPUT_BYTES >> 20} MiB more than expected")
         elif how != " with exit code 0":
             verdicts.note(index, f"its process ended{how}")
         elif _lines(output.decode("utf-8", "replace")) != _lines(case["output"]):

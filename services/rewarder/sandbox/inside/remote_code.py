@@ -19,7 +19,7 @@ from typing import Any, cast
 from services.rewarder.sandbox.inside.plain_data import decode, encode
 from services.rewarder.sandbox.inside.processor_time import note_waiting
 
-_MAX_REPLY_BYTES = 4 << 20
+_MAX_REPLY_BYTES = 16 << 20
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Without this, numpy starts one thread per processor, which may be more threads than the code is allowed."""
 
@@ -168,6 +168,7 @@ class TestedCode:
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        line = b""
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
@@ -176,6 +177,8 @@ class TestedCode:
         except (OSError, ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
+            if len(line) == _MAX_REPLY_BYTES:
+                raise self._lost(f"its values take {_MAX_REPLY_BYTES >> 20} MiB or more")
             raise self._lost(f"its process ended{how_it_ended(self.process)}")
         return cast("dict[str, Any]", reply)
 

@@ -52,9 +52,21 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     else:
         asked: dict[str, Callable[[Any], Any]] = {"len": len, "bool": bool, "str": str, "repr": repr}
         value = asked[do](subject)
-    # Changes that the function made to a list, dict or set argument are sent back to the test.
-    changed = [encode(item, _number_of) if isinstance(item, list | dict | set) else None for item in arguments]
+    changed = [_changed(*pair) for pair in zip(request["args"], arguments, strict=True)]
     return {"value": encode(value, _number_of), "args": changed}
+
+
+def _changed(sent: Any, argument: Any) -> Any:
+    """Return a list, dict or set argument, encoded, if the call changed it. If not, return None.
+
+    Args:
+        sent: The argument as the judge sent it.
+        argument: The argument after the call.
+    """
+    if not isinstance(argument, list | dict | set):
+        return None
+    encoded = encode(argument, _number_of)
+    return None if json.dumps(encoded) == json.dumps(sent) else encoded
 
 
 def _describe(error: BaseException) -> list[str]:
