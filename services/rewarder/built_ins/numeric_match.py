@@ -113,7 +113,7 @@ def completion_number(text: str, *, announced_only: bool = False) -> Fraction | 
 
 def _announced(found: re.Match[str]) -> Fraction | None:
     if found["boxed"] is not None:
-        end = re.sub(r".*(?:=|\\approx)", "", found["boxed"], flags=re.DOTALL)
+        end = re.split(r"=|\\approx", found["boxed"])[-1]
         if any(term["formula"] for term in _TERM.finditer(end)):
             raise _FormulaError
         number = _last(found["boxed"])

@@ -128,6 +128,11 @@ def test_a_long_text_of_nothing_but_openings_is_read_quickly() -> None:
         assert completion_number("\\boxed{" * 5000 + "1" * 300 + ",111" * 5000) is not None
 
 
+def test_a_long_box_without_a_number_is_read_quickly() -> None:
+    with time_limit(20):
+        assert completion_number("\\boxed{" + ("{" + "x" * 200 + "}") * 400 + "} 7") == 7
+
+
 # Text
 
 
