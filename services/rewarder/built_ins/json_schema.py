@@ -4,6 +4,7 @@ The schema is from ``reward_kwargs`` or from the row. Its references must point 
 meta-schema. Nothing is fetched.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from referencing.exceptions import Unresolvable
 from services.rewarder.built_ins.fenced_blocks import fenced_blocks
 from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, out_of_time, time_limit
 from services.rewarder.reward_call import CallError, Verdict, text_of
+from services.rewarder.strict_body import refuse_deep_nesting
 from shared.messages import Completion
 from shared.user_code.error_text import printable
 
@@ -81,7 +83,13 @@ def _what_is_wrong(text: str, schema: Any) -> str | None:
     except (ValueError, RecursionError) as problem:
         return f"it is not JSON: {problem or type(problem).__name__}"
     validator = validator_for(schema)(schema, registry=REGISTRY)
-    error: Any = next(validator.iter_errors(value), None)
+    try:
+        error: Any = next(validator.iter_errors(value), None)
+    except RecursionError:
+        with contextlib.suppress(ValueError):  # raised if the JSON and not the schema is to blame
+            refuse_deep_nesting({"": value})
+            raise
+        return "it is nested too deep for its schema"
     return None if error is None else f"{error.json_path}: {error.message}"
 
 

@@ -241,6 +241,16 @@ def test_a_schema_that_cannot_be_followed_does_not_fail_the_completion() -> None
     assert said(json_schema_reward(texts('"x"'), json_schema=huge)) == [NOT_APPLICABLE]
 
 
+def test_json_that_is_too_deep_for_its_recursive_schema_is_wrong_and_not_an_error() -> None:
+    tree = {"type": "array", "items": {"$ref": "#"}}
+    deep = texts("[" * 400 + "1" + "]" * 400, "[" * 400 + "]" * 400, "[" * 30 + "]" * 30, "[" * 30 + "1" + "]" * 30)
+    verdicts = json_schema_reward(deep, json_schema=tree)
+    assert said(verdicts) == [WRONG, WRONG, RIGHT, WRONG]
+    assert verdicts[0].detail == "it is nested too deep for its schema"
+    assert said(json_schema_reward(deep, json_schema={"type": "array"})) == [RIGHT] * 4
+    assert said(json_schema_reward(texts("[[]]"), json_schema={"$ref": "#"})) == [("error", None)]
+
+
 def test_a_schema_that_took_too_long_to_check_once_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def no_time_at_all(_seconds: float) -> Generator[None]:
