@@ -79,7 +79,7 @@ def _run_dir(arguments: argparse.Namespace, reference: CheckpointReference) -> P
         return found
     with service_finder.connect(arguments) as client:
         run_dir = Path(str(client.get(reference.run)["run_dir"]))
-    if not run_dir.is_dir():
+    if not os.path.isdir(run_dir):
         raise UserError(
             f"{run_dir} is not on this machine: run `headrace export` on the machine that has it, with the "
             "checkpoint's directory"

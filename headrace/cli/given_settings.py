@@ -7,6 +7,7 @@ FILE, or the settings of the run that --from names  <--  --from, --only-model  <
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ def _settings_of_directory(path: Path) -> dict[str, Any]:
             continue
         if isinstance(found, dict) and "reward_funcs" in found:
             return cast("dict[str, Any]", found)
-    why = "is not in the directory of a run" if path.exists() else "is not on this machine"
+    why = "is not in the directory of a run" if os.path.exists(path) else "is not on this machine"
     raise UserError(
         f"{path} {why}, so its settings are not known: give a run file, or the config.json of that run's directory, "
         f"`headrace submit FILE --from {path}`"

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def picture_at_end(watch: RunWatch) -> Path | None:
     be written.
     """
     path = Path(str(watch.run["run_dir"])) / "curves.png"
-    if not (watch.by_step and path.parent.is_dir() and importlib.util.find_spec("matplotlib")):
+    if not (watch.by_step and os.path.isdir(path.parent) and importlib.util.find_spec("matplotlib")):
         return None
     labelled = labels_of([watch])
     try:

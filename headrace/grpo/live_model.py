@@ -6,6 +6,7 @@ script uses it before the training has ended, and the final weights afterwards.
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -201,7 +202,7 @@ class LiveModel:
             if self._is_given and self.quantization_config is None:
                 self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
             elif self._given_tokenizer is None or is_own_tokenizer(self._given_tokenizer, self.name, **self._source()):
-                self._saved = inputs().path(self.name) if Path(self.name).is_dir() else self.name
+                self._saved = inputs().path(self.name) if os.path.isdir(self.name) else self.name
             else:
                 directory = _local_directory(self.name, revision=self._init_kwargs.get("revision"))
                 self._saved = inputs().with_tokenizer(directory, self._given_tokenizer)
@@ -261,7 +262,7 @@ def _with_pad_token(tokenizer: Any) -> Any:
 
 def _absolute(name: str) -> str:
     directory = Path(name).expanduser()
-    return str(directory.resolve()) if directory.is_dir() else name
+    return str(directory.resolve()) if os.path.isdir(directory) else name
 
 
 def own_tokenizer(model: Any) -> Any:
@@ -293,7 +294,7 @@ def is_own_tokenizer(tokenizer: Any, model: str, **source: Any) -> bool:
 
 def _local_directory(name: str, *, revision: str | None) -> Path:
     """Return the directory of a model, which is downloaded from the hub if need be."""
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Path(name)
     import huggingface_hub
 

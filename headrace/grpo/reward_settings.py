@@ -1,6 +1,7 @@
 """Translates a script's reward functions to settings of a run: each becomes a name, a path, or a written module."""
 
 import inspect
+import os
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -42,7 +43,7 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
                 f"reward_processing_classes: {function} is scored with its own tokenizer; to use another one, load the "
                 "model, and give the object in reward_funcs"
             )
-        if "/" in function and Path(function).expanduser().is_dir():
+        if "/" in function and os.path.isdir(Path(function).expanduser()):
             return files.inputs().path(function)
         return function
     if hasattr(function, "save_pretrained"):

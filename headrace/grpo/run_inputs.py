@@ -43,9 +43,9 @@ class RunInputs:
     def path(self, name: str) -> str:
         """Return the path by which the services find a file or directory. Any other name is returned unchanged."""
         local = Path(name).expanduser()
-        if not name or not local.exists():
+        if not name or not os.path.exists(local):
             return name
-        return self._delivery.existing(local.resolve() if local.is_dir() else local.absolute())
+        return self._delivery.existing(local.resolve() if os.path.isdir(local) else local.absolute())
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
         """Write a data set to a file, and return the path by which the services find it.

@@ -4,6 +4,7 @@ options ------------------------> run_config_of_trl.py --> settings
 live objects --> run_inputs.py --> paths, names --^
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -244,7 +245,7 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
 
 def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     if isinstance(data, str):
-        return files.inputs().path(data) if Path(data).expanduser().exists() else data
+        return files.inputs().path(data) if os.path.exists(Path(data).expanduser()) else data
     if data is None:
         raise ArgumentError(
             f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"

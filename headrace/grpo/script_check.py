@@ -1,5 +1,6 @@
 """Checks a trainer's arguments for mistakes that can be found before services start."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +54,7 @@ def _require_model(script: Script) -> None:
     Nothing is checked if services run already or are elsewhere, because they may see other files.
     """
     name = script.model.name
-    if script.model.is_given or Path(name).is_dir() or not would_start_services():
+    if script.model.is_given or os.path.isdir(name) or not would_start_services():
         return
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise ArgumentError(f"model: there is no directory {name}{_similar(name)}")

@@ -83,8 +83,8 @@ class ScriptServices:
         self._own: Path | None = None
 
     def see_here(self, directory: Path) -> bool:
-        """Return whether a directory that the services named also exists on this machine."""
-        return directory.is_dir()
+        """Return whether a directory that the services named is also on this machine, and this user may read it."""
+        return os.path.isdir(directory) and os.access(directory, os.R_OK | os.X_OK)
 
     def inputs(self) -> RunInputs:
         """Return a writer of the script's inputs. It uploads them unless this machine and the services share files."""

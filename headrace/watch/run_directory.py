@@ -175,7 +175,8 @@ def directories_in(path: Path) -> list[RunDirectory]:
         UserError: ``path`` cannot be read.
     """
     try:
-        found = [run_dir for run_dir in Path(os.path.expanduser(path)).iterdir() if (run_dir / "config.json").is_file()]
+        entries = Path(os.path.expanduser(path)).iterdir()
+        found = [run_dir for run_dir in entries if os.path.isfile(run_dir / "config.json")]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     runs: list[RunDirectory] = []
@@ -187,5 +188,5 @@ def directories_in(path: Path) -> list[RunDirectory]:
 
 def changed_at(run_dir: Path) -> float:
     """Return when a run's metrics or settings were last written, whichever is later, in Unix seconds."""
-    files = [file for name in ("metrics.jsonl", "config.json") if (file := run_dir / name).exists()]
+    files = [file for name in ("metrics.jsonl", "config.json") if os.path.exists(file := run_dir / name)]
     return max(file.stat().st_mtime for file in files)

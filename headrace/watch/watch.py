@@ -242,7 +242,7 @@ def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event | N
 
 def final_sentence(run: Run) -> str:
     """Return a sentence that says how the run ended and where its model or checkpoints are."""
-    steps, is_here = RunWatch(run).step, Path(run["run_dir"]).is_dir()
+    steps, is_here = RunWatch(run).step, os.path.isdir(run["run_dir"])
     if run["status"] == "finished":
         best = RunWatch(run).best
         chosen = f" of {best}," if best and run["config"].get("load_best_model_at_end") else ""
@@ -261,4 +261,4 @@ def final_sentence(run: Run) -> str:
 def _may_have_checkpoints(run: Run, steps: int) -> bool:
     """Return whether a run may have written checkpoints. If its directory is elsewhere, only its steps are known."""
     directory = Path(run["run_dir"])
-    return steps > 0 and (not directory.is_dir() or any((directory / "checkpoints").glob("step_*")))
+    return steps > 0 and (not os.path.isdir(directory) or any((directory / "checkpoints").glob("step_*")))

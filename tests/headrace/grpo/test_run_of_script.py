@@ -22,6 +22,7 @@ from services.trainer.telemetry.step_metrics import metric_names
 from shared.files.file_roots import FileRoots
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.run_config import parse_run_config
+from tests.closed_directory import close_directory
 from tests.trainer.beginning.made_checkpoints import make_adapter, make_model
 
 pytestmark = pytest.mark.unit
@@ -67,6 +68,23 @@ def test_an_adapter_has_the_options_of_its_config_and_pefts_defaults(files: File
         "lora_dropout": 0.0,
         "lora_target_modules": ["q_proj", "v_proj"],
     }
+
+
+def test_paths_that_only_the_services_may_read_are_passed_on_as_they_are(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = Path("/closed")
+    close_directory(monkeypatch, closed)
+    model = LiveModel(f"{closed}/model", None, peft_config=None, init_kwargs={})
+    script = replace(
+        make_script(), model=model, train_dataset=f"{closed}/rows.jsonl", reward_funcs=[f"{closed}/reward"]
+    )
+    settings, _ = training_settings(script, files)
+    assert [settings[name] for name in ("model", "dataset_name", "reward_funcs")] == [
+        "/closed/model",
+        "/closed/rows.jsonl",
+        ["/closed/reward"],
+    ]
 
 
 def after_training(script: Script, directory: Path) -> Script:

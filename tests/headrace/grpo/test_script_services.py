@@ -17,6 +17,7 @@ from headrace.grpo.argument_error import ArgumentError
 from headrace.local import guarded_exec
 from headrace.local.state_dir import STATE_DIR_VARIABLE, StateDir
 from shared.errors import UserError
+from tests.closed_directory import close_directory
 from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Asked, problem, serving
 
@@ -56,6 +57,17 @@ def test_an_address_with_a_password_is_refused_without_showing_it(monkeypatch: p
     with pytest.raises(UserError, match="no user and no password") as refused:
         script_services.find_services(say=lambda _: None)
     assert "secret" not in str(refused.value)
+
+
+def test_a_directory_that_this_user_may_not_read_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run-a").mkdir()
+    with HeadraceClient("http://127.0.0.1:1", "k") as client:
+        services = script_services.ScriptServices(client, None)
+        assert services.see_here(tmp_path)
+        assert services.see_here(tmp_path / "run-a")
+        close_directory(monkeypatch, tmp_path)
+        assert not services.see_here(tmp_path)
+        assert not services.see_here(tmp_path / "run-a")
 
 
 def test_services_outlive_the_thread_that_asked_for_them(processes: Processes) -> None:

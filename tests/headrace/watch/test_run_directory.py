@@ -10,6 +10,7 @@ from headrace.watch.run_directory import ON_DISK, RunDirectory, directories_in
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import take_all
 from shared.errors import UserError
+from tests.closed_directory import close_directory
 
 pytestmark = pytest.mark.unit
 
@@ -97,8 +98,14 @@ def test_any_other_directory_is_refused(tmp_path: Path) -> None:
         RunDirectory(tmp_path)
 
 
-def test_the_directories_of_runs_are_found_and_others_passed_over(run_dir: Path) -> None:
+def test_the_directories_of_runs_are_found_and_others_passed_over(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run_dir.parent / "notes").mkdir()
+    assert [directory.run_id for directory in directories_in(run_dir.parent)] == ["run-a"]
+    closed = run_dir.parent / "run-of-another-user"
+    closed.mkdir()
+    close_directory(monkeypatch, closed)
     assert [directory.run_id for directory in directories_in(run_dir.parent)] == ["run-a"]
     with pytest.raises(UserError, match="cannot be read: No such file"):
         directories_in(run_dir.parent / "none")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.watch.watch import final_sentence, follow
+from tests.closed_directory import close_directory
 from tests.headrace.scripted_api import Asked, event_stream, problem, serving
 
 PROGRESS: dict[str, Any] = {"step": 2, "max_steps": 2, "groups_admitted": 4, "groups_trained": 4, "groups_dropped": {}}
@@ -91,6 +92,18 @@ def test_a_run_whose_events_cannot_be_read_is_followed_by_its_files(monkeypatch:
 def test_a_model_on_this_machine_is_named_by_its_path(tmp_path: Path) -> None:
     run = RUN | {"status": "finished", "run_dir": str(tmp_path)}
     assert final_sentence(run) == f"run-a finished after 2 steps; the model is in {tmp_path}/model"
+
+
+def test_a_run_in_a_directory_that_this_user_may_not_look_into_counts_as_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    close_directory(monkeypatch, closed)
+    finished = RUN | {"status": "finished", "run_dir": str(closed / "run-a")}
+    assert final_sentence(finished).endswith("; the model is fetched with `headrace download run-a --to DIR`")
+    assert final_sentence(finished | {"status": "failed"}).endswith(
+        f"; checkpoints are in {closed}/run-a/checkpoints on the trainer's machine"
+    )
 
 
 def test_a_run_that_ended_early_says_why_and_whose_weights_its_model_has() -> None:
