@@ -3,7 +3,8 @@
     upload:   hash every file --> POST /v1/uploads --> PUT the missing bytes --> return the path for a run's config
     download: GET .../model --> GET .../model/file from the first missing byte on --> check the hash --> rename
 
-A transfer without progress is retried for a minute. Then the error is raised, and a later call continues the transfer.
+After its last progress, a transfer is retried for a minute from the first failure on. Then the error is raised, and a
+later call continues the transfer.
 """
 
 import contextlib
@@ -179,10 +180,13 @@ class _Upload:
 
 
 class _Patience:
-    """Waits between the tries of a transfer, and gives up after a minute. A new object is made after progress."""
+    """Waits between the tries of a transfer, and gives up a minute after the first failure.
+
+    The time until a failure is noticed does not count. A new object is made after progress.
+    """
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + _PATIENCE_S
+        self._until: float | None = None
         self._backoff_s = _FIRST_BACKOFF_S
 
     def wait_or_raise(self, error: HeadraceApiError) -> None:
@@ -193,7 +197,10 @@ class _Patience:
 
     def spend(self, error: HeadraceApiError) -> None:
         """Wait before the next try, or raise the error if the minute is over."""
-        if time.monotonic() > self._until:
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + _PATIENCE_S
+        elif now > self._until:
             raise error
         time.sleep(self._backoff_s)
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
