@@ -53,7 +53,10 @@ def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> st
     """Return the text of a YAML run file with these settings, and the comments as its first lines."""
     import yaml
 
-    text: str = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
+    dumper = _with_exponents(yaml.SafeDumper)  # so that the text "1e-6" gets quotes
+    text: str = yaml.dump(
+        dict(settings), Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000
+    )
     return "".join(f"# {comment}\n" for comment in comments) + text
 
 
@@ -176,9 +179,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
         _refuse_doubles([str(key.value) for key, _ in node.value], path)
         return loader.construct_mapping(node)
 
-    # YAML 1.1 reads `1e-6` as text. Read it as a number.
-    run_file_loader: Any = type("RunFileLoader", (yaml.SafeLoader,), {})
-    run_file_loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    run_file_loader = _with_exponents(yaml.SafeLoader)
     run_file_loader.add_constructor("tag:yaml.org,2002:map", table)
     # A date stays the text that was written. vLLM has a library that makes this so for all YAML of its process.
     run_file_loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
@@ -191,6 +192,13 @@ def _parse_yaml(text: str, path: Path) -> Any:
         raise UserError(f"{path}: not YAML ({error})") from error
     except (RecursionError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a run file: {error}") from error
+
+
+def _with_exponents(base: Any) -> Any:
+    """Return a subclass of a YAML loader or dumper that takes `1e-6` for a number. YAML 1.1 takes it for text."""
+    made: Any = type(f"RunFile{base.__name__}", (base,), {})
+    made.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    return made
 
 
 def _refuse_doubles(names: list[str], path: Path) -> None:

@@ -232,6 +232,11 @@ def test_a_printed_run_file_is_read_as_the_same_run(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, text, "printed.yaml")) == config
 
 
+def test_text_that_looks_like_a_number_is_printed_as_text(tmp_path: Path) -> None:
+    settings = {"tags": ["1e-5", "10.5e3", "2e4"], "metadata": {"lr": "1e-5"}, "name": "3e4", "learning_rate": 1e-5}
+    assert read_run_file(written(tmp_path, as_run_file(settings))) == settings
+
+
 def test_the_example_in_the_documentation_is_what_is_printed(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "coming-from-trl.md").read_text(encoding="utf-8")
     example = page.partition("$ cat config.yaml\n")[2].partition("```")[0]
