@@ -1,7 +1,7 @@
 """Checks a run's data sets before the run starts.
 
 Reads every row of a file, because the file's owner can correct it, but only the first rows of a streamed file, or of a
-data set in a directory or on the hub.
+data set in a directory or on the hub. Stops after 10,000 rows if all of them are bad.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +27,8 @@ from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
 
 MAX_HUB_ROWS = 1000
+_ENOUGH_BAD = 10_000
+"""A data set that begins with so many bad rows is not read further: a column may have another name in all its rows."""
 
 
 @dataclass(frozen=True)
@@ -170,20 +172,23 @@ def _look(
 ) -> SourceSummary:
     num_checked = len(rows) if rows.source.is_file else min(len(rows), max_hub_rows)
     num_asked = len(rows) if num_asked is None else num_asked
-    num_conversations, num_usable = 0, 0
-    problems: list[str] = []
+    num_conversations, num_usable, num_bad, first_bad = 0, 0, 0, ""
     tokenizer = lengths.tokenizer
     count = None if tokenizer is None else tokenizer.count
     sizes = GroupSizes(config, count)
     for row in map(rows.read, range(num_checked)):
-        if row.problem is not None:
-            problems.append(row.problem)
+        problem = row.problem
+        if problem is None and (why := sizes.why_too_large(row.prompt, row.columns)) is not None:
+            problem = f"{rows.where(row.position)} {why}"
+        if problem is None:
+            num_conversations += not isinstance(row.prompt, str)
+            num_usable += row.position < num_asked
             continue
-        if (why := sizes.why_too_large(row.prompt, row.columns)) is not None:
-            problems.append(f"{rows.where(row.position)} {why}")
-            continue
-        num_conversations += not isinstance(row.prompt, str)
-        num_usable += row.position < num_asked
+        num_bad += 1
+        first_bad = first_bad or problem
+        if num_bad == row.position + 1 == _ENOUGH_BAD:
+            num_checked = num_bad
+            break
     fewest, num_without_room, num_counted = None, 0, 0
     num_asked = min(num_asked, len(rows))
     longest = lengths.longest
@@ -202,8 +207,8 @@ def _look(
         is_file=rows.source.is_file,
         num_rows=len(rows),
         num_checked=num_checked,
-        num_bad=len(problems),
-        first_bad=problems[0] if problems else "",
+        num_bad=num_bad,
+        first_bad=first_bad,
         columns=tuple(rows.columns),
         own_columns=rows.own_columns,
         num_conversations=num_conversations,

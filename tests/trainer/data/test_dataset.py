@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.trainer.data.dataset import open_dataset, open_eval_dataset
+from services.trainer.data.dataset import Row, SourceRows, open_dataset, open_eval_dataset
 from services.trainer.submit_checks.dataset_check import check_dataset
+from services.trainer.submit_checks.dataset_verdict import judge_dataset
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
@@ -104,6 +105,30 @@ def test_a_bad_row_names_the_file_the_line_and_what_is_wrong(write: Write, line:
     assert what in found.first_bad
     problem = open_dataset(config).row_at(1).problem
     assert problem == found.first_bad
+
+
+def test_a_large_file_of_bad_rows_is_refused_after_its_first_rows(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read, read = 0, SourceRows.read
+
+    def count(rows: SourceRows, position: int) -> Row:
+        nonlocal num_read
+        num_read += 1
+        return read(rows, position)
+
+    monkeypatch.setattr(SourceRows, "read", count)
+    config = write(['{"question": "2 + 2 ="}'] * 30_000)
+    ((field, says),) = judge_dataset(config, check_dataset(config)).errors
+    assert field == "dataset_name"
+    assert says.startswith("10000 of the first 10000 rows cannot be used; the first: ")
+    assert "train.jsonl line 1 has no column 'prompt'; it has question" in says
+    assert num_read == 10_000
+
+
+def test_a_large_file_with_one_good_row_is_read_to_its_end(write: Write) -> None:
+    (found,) = check_dataset(write(['{"prompt": "2 + 2 ="}', *["{}"] * 20_000])).sources
+    assert (found.num_checked, found.num_bad) == (20_001, 20_000)
 
 
 def test_a_check_of_good_rows_says_what_is_there(write: Write) -> None:
