@@ -310,9 +310,14 @@ class ScriptRun:
         self._weights.wait_for_checkpoint(self._followed(), step, save_steps=save_steps)
 
     def _look(self, run: Run) -> None:
-        """Update ``state.max_steps`` from the run. Raises HeadraceError if the script's own code has paused it."""
+        """Update ``state.max_steps`` from the run, and stop it if a callback has asked for this.
+
+        Raises:
+            HeadraceError: The script's own code has paused the run, or the run API is away.
+        """
         self._own_code.check(run)
         self._events.state.max_steps = int(run["progress"]["max_steps"]) or self._events.state.max_steps
+        self._stop_if_asked()
 
     def _take(self, event: Event) -> None:
         """Report an event of the run to callbacks, and stop the run if a callback asks for it."""
@@ -322,8 +327,15 @@ class ScriptRun:
             self._events.take(event.data)
         elif event.kind == "evaluation":
             self._events.take_evaluation_once(event.data)
-        if self._events.control.should_training_stop and self.run is not None:
-            self.client.stop(self.run["run_id"])
+        try:
+            self._stop_if_asked()
+        except HeadraceApiError as error:  # _look, whose errors are retried for a minute, asks again
+            if not error.may_pass:
+                raise
+
+    def _stop_if_asked(self) -> None:
+        if self._events.control.should_training_stop:
+            self.client.stop(self._followed()["run_id"])
             self._events.control.should_training_stop = False
 
     def _console(self) -> Console:

@@ -139,13 +139,13 @@ class _Follower:
         try:
             run = self._client.get(self.watch.run_id)
             self.watch.take_run(run)
-            self._failing_since = None
             if self._on_run is not None:
                 self._on_run(run)
             if self.watch.has_ended or (self._has_all_events and time.monotonic() >= self._take_all_at):
                 # Events may have been lost; the files have all metrics and evaluations.
                 take_all(self.watch, self._client)
                 self._take_all_at = time.monotonic() + _LINE_EVERY_S
+            self._failing_since = None
         except HeadraceApiError as error:
             self._failing_since = time.monotonic() if self._failing_since is None else self._failing_since
             if not error.may_pass or time.monotonic() - self._failing_since > _PATIENCE_S:

@@ -20,7 +20,7 @@ from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.training_events import TrainingEvents
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
-from tests.headrace.scripted_api import Answer, Asked, ScriptedApi, event_stream, serving
+from tests.headrace.scripted_api import HANG_UP, Answer, Asked, ScriptedApi, event_stream, serving
 
 pytestmark = pytest.mark.unit
 
@@ -299,6 +299,53 @@ def test_ctrl_c_while_a_run_begins_pauses_it(
     assert "run-a pauses after its batch; train() goes on with it." in capsys.readouterr().out
     if said == "nothing":
         assert callback.num_train_epochs == 1, "a stream without an end is one epoch, as in transformers"
+
+
+class StopsAtOnce:
+    """Stops the training after its first step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = True
+
+
+class AwayAtStop(NewRun):
+    """A run that makes one step, and whose API does not answer the first request to stop it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events = [("1-0", "metrics", metrics(1))]
+        self.num_stops = 0
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.path.endswith("/events"):
+            events, self._events = self._events, []
+            return event_stream(*events)
+        if asked.path.endswith(("/metrics", "/evaluations")):
+            return {asked.path.rpartition("/")[2]: [], "next_cursor": None}
+        if asked.path.endswith("/stop"):
+            self.num_stops += 1
+            if self.num_stops == 1:
+                return HANG_UP
+            self.record["status"] = "stopped"
+        return super().__call__(asked)
+
+
+def test_a_callback_stops_the_run_though_the_run_api_is_away_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True)
+    state: Any = SimpleNamespace(global_step=0, epoch=None, log_history=[])
+    events = TrainingEvents(args, state=state, control=SimpleNamespace(should_training_stop=False))
+    events.callbacks.append(StopsAtOnce())
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    script, run = Script(live, ["length"], args, "org/rows", None, reward_processing_classes=[None]), AwayAtStop()
+    with elsewhere(run, monkeypatch):
+        training = ScriptRun(lambda: script, events)
+        training.begin(None)
+        training.follow_to_the_end()
+        training.client.close()
+    assert training.run is not None
+    assert (training.run["status"], run.num_stops) == ("stopped", 2)
 
 
 class EndingRun(NewRun):
