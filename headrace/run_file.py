@@ -49,13 +49,19 @@ def read_trl_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     return with_absolute_paths(config, Path.cwd()), notes
 
 
-def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
-    """Return the text of a YAML run file with these settings, and the comments as its first lines."""
+def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = (), *, is_ascii: bool = False) -> str:
+    """Return the text of a YAML run file with these settings, and the comments as its first lines.
+
+    Args:
+        settings: The run's settings.
+        comments: Lines to write first, without the number sign.
+        is_ascii: Whether to escape all other characters in the settings, as YAML does.
+    """
     import yaml
 
     dumper = _with_exponents(yaml.SafeDumper)  # so that the text "1e-6" gets quotes
     text: str = yaml.dump(
-        dict(settings), Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000
+        dict(settings), Dumper=dumper, sort_keys=False, allow_unicode=not is_ascii, default_flow_style=None, width=1000
     )
     return "".join(f"# {comment}\n" for comment in comments) + text
 

@@ -19,6 +19,7 @@ Nothing heavy is imported before a command is known, so that `--help` is instant
 
 import argparse
 import errno
+import io
 import logging
 import os
 import sys
@@ -36,6 +37,8 @@ _INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (by default, this process's arguments) and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # the locale's encoding may lack a character, as Latin-1 does
     arguments = make_parser().parse_args(argv)
     # Without a handler, Python prints the warnings of libraries to stderr. Users see only our own sentences.
     logging.getLogger().addHandler(logging.NullHandler())

@@ -1,10 +1,12 @@
 """The commands that talk to a running service: submit, runs, show, watch, edit, pause, resume, stop."""
 
 import argparse
+import codecs
 import contextlib
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,8 +33,7 @@ def submit(arguments: argparse.Namespace) -> int:
     given = settings_given(arguments)
     file = given.file
     if file is not None and arguments.print:
-        sys.stdout.write(terminal.printable(as_run_file(given.settings, given.notes)))
-        return 0
+        return _print_run_file(given.settings, given.notes)
     if file is not None and arguments.dry_run and not service_finder.is_there(arguments):
         from headrace.cli.offline_check import check_offline
 
@@ -41,8 +42,7 @@ def submit(arguments: argparse.Namespace) -> int:
         client.wait_until_heard()
         config, notes = (given.settings, given.notes) if file is not None else settings_of_source(client, given)
         if arguments.print:
-            sys.stdout.write(terminal.printable(as_run_file(config, notes)))
-            return 0
+            return _print_run_file(config, notes)
         try:
             submission = client.check(config) if arguments.dry_run else client.submit(config)
         except KeyboardInterrupt:
@@ -66,6 +66,13 @@ def submit(arguments: argparse.Namespace) -> int:
             except HeadraceApiError as error:
                 raise type(error)(f"{submission.run_id} was submitted, but cannot be watched: {error}") from error
         terminal.say(f"follow it with `headrace watch {submission.run_id}`")
+    return 0
+
+
+def _print_run_file(settings: Mapping[str, Any], notes: Sequence[str]) -> int:
+    """Print a run file that is read as the same run, also if standard output lacks some characters, and return 0."""
+    is_ascii = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
+    sys.stdout.write(terminal.printable(as_run_file(settings, notes, is_ascii=is_ascii)))
     return 0
 
 

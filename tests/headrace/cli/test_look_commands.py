@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from headrace.cli.logs import Tail, find_logs
 from headrace.cli.rollouts import chosen, value_in_words
 from headrace.local import process_table
 from headrace.local.state_dir import Endpoint, StateDir
+from headrace.run_file import read_run_file
 from shared.errors import UserError
 from tests.closed_directory import close_directory
 from tests.headrace.scripted_api import Answer, Asked, event_stream, serving
@@ -58,6 +61,33 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_rollouts(run_dir: Path, *rows: dict[str, Any]) -> None:
     (run_dir / "rollouts" / "step_00000002.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.mark.parametrize(("command", "says"), [("rollouts", rb"\u4f60"), ("plot", rb"\u28")])
+def test_characters_that_the_locale_does_not_have_are_escaped(run_dir: Path, command: str, says: bytes) -> None:
+    write_rollouts(run_dir, ROW | {"completion": "\u4f60"})
+    ended = subprocess.run(
+        [sys.executable, "-m", "headrace", command, str(run_dir)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONIOENCODING": "iso-8859-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert says in ended.stdout
+
+
+def test_a_run_file_is_printed_as_the_same_run_whatever_the_locale_is(tmp_path: Path) -> None:
+    file, again = tmp_path / "run.yaml", tmp_path / "again.yaml"
+    file.write_text("model: org/model\nsystem_prompt: \u4f60\u597d, caf\u00e9\n", encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-m", "headrace", "submit", str(file), "--print"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONIOENCODING": "iso-8859-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    again.write_bytes(ended.stdout)
+    assert read_run_file(again) == read_run_file(file)
 
 
 def test_rollouts_have_each_functions_value_the_reference_and_why_they_ended(
