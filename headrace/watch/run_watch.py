@@ -238,13 +238,14 @@ class RunWatch:
     def seconds_left(self) -> float | None:
         """Estimate the seconds until the run's last step from the pace of its newest steps; None while this is unknown.
 
-        Pauses do not count, nor does one gap that is much longer than any other, such as a night without services.
+        Pauses do not count, nor does one gap that is much longer than any other, such as a night without services, or a
+        gap over which the clock was set back.
         """
         rows = [row for _, row in sorted(self.by_step.items()) if "at_s" in row][-_RATE_STEPS:]
         times = [row["at_s"] - row.get("paused_s", 0.0) for row in rows]
-        if self.has_ended or self.is_paused or len(times) < 2 or not self.max_steps:
+        gaps = sorted(gap for earlier, later in itertools.pairwise(times) if (gap := later - earlier) >= 0)
+        if self.has_ended or self.is_paused or not gaps or not self.max_steps:
             return None
-        gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
         if len(gaps) > 2 and gaps[-1] > _OUTAGE_RATIO * gaps[-2]:
             gaps.pop()
         return (self.max_steps - self.step) * sum(gaps) / len(gaps)

@@ -82,6 +82,16 @@ def test_a_night_without_services_is_in_no_pace() -> None:
     assert watch.seconds_left() == (10 - 5) * 2.0
 
 
+def test_a_clock_that_was_set_back_does_not_change_the_pace() -> None:
+    watch = RunWatch(make_run())
+    for step, at_s in ((1, 7200.0), (2, 3600.0)):
+        watch.take_event(metrics(step, at_s=at_s))
+    assert watch.seconds_left() is None
+    for step, at_s in ((3, 3602.0), (4, 3604.0), (5, 3606.0)):
+        watch.take_event(metrics(step, at_s=at_s))
+    assert watch.seconds_left() == (10 - 5) * 2.0
+
+
 def test_what_code_of_a_run_said_cannot_steer_the_terminal() -> None:
     said = "bad completion \x1b[2J"
     refused = [{"kind": "rewarder", "replica_id": "rewarder-0", "reason": said}]
