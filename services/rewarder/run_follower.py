@@ -100,8 +100,9 @@ class RunFollower:
         for record in served:
             config = self._configs.get(record.run_id)
             if config is not None:  # otherwise its rewards are not called yet
-                state = TrainerState.of(config, record.progress, run_dir=record.run_dir)
-                self._states[record.run_id] = state
+                self._states[record.run_id] = TrainerState.of(
+                    config, record.progress, run_dir=record.run_dir, steps_before=record.steps_before
+                )
 
     def _forget_all_but(self, served: list[RunRecord]) -> None:
         # Also for runs whose task ended by itself because Redis lost them.

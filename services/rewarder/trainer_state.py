@@ -12,7 +12,11 @@ from shared.run_options.run_config import RunConfig
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """All fields of transformers' TrainerState. A field without a meaning here keeps its default."""
+    """All fields of transformers' TrainerState. A field without a meaning here keeps its default.
+
+    Steps and epochs count those of the runs that this one continues, too. Otherwise a reward with a schedule would
+    start over.
+    """
 
     global_step: int = 0
     max_steps: int = 0
@@ -52,13 +56,21 @@ class TrainerState(msgspec.Struct, frozen=True):
         }
 
     @classmethod
-    def of(cls, config: RunConfig, progress: Progress, *, run_dir: str) -> Self:
-        """Return the state of a run. ``run_dir`` is the run's directory, for the path of the best checkpoint."""
-        steps, best = progress.max_steps, progress.best
-        in_steps = config.in_steps(steps)
-        epochs = progress.epoch * steps / progress.step if progress.step else 0.0
+    def of(cls, config: RunConfig, progress: Progress, *, run_dir: str, steps_before: int = 0) -> Self:
+        """Return the state of a run.
+
+        Args:
+            config: The run's config.
+            progress: The run's progress.
+            run_dir: The run's directory, for the path of the best checkpoint.
+            steps_before: Optimizer steps of the run that this one continues.
+        """
+        best, in_steps = progress.best, config.in_steps(progress.max_steps)
+        step = steps_before + progress.step
+        steps = steps_before + progress.max_steps if progress.max_steps else 0  # its training rank does not know it yet
+        epochs = progress.epoch * steps / step if step else 0.0
         return cls(
-            global_step=progress.step,
+            global_step=step,
             max_steps=steps,
             epoch=progress.epoch,
             num_train_epochs=config.whole_epochs(epochs),
@@ -68,6 +80,6 @@ class TrainerState(msgspec.Struct, frozen=True):
             train_batch_size=config.groups_per_step * config.num_generations,
             num_input_tokens_seen=progress.num_tokens,
             best_metric=None if best is None else best.value,
-            best_global_step=None if best is None else best.step,
+            best_global_step=None if best is None else steps_before + best.step,
             best_model_checkpoint=None if best is None else f"{run_dir}/checkpoints/step_{best.step:08d}",
         )

@@ -86,7 +86,7 @@ class Progress(msgspec.Struct, frozen=True):
     best: BestEvaluation | None = None
     """The best evaluation so far; None if the run does not look for its best checkpoint, or has made none."""
     epoch: float = 0.0
-    """Passes over the data set so far, such as 1.5, computed from the steps made."""
+    """Passes over the data set so far, such as 1.5, computed from the steps made and the ``steps_before``."""
     num_tokens: int = 0
     """Tokens trained on so far: every completion with its prompt."""
     updated_at_s: float = 0.0
@@ -116,9 +116,14 @@ class RunRecord(msgspec.Struct, frozen=True):
         return self.config.get("name")
 
     @property
+    def steps_before(self) -> int:
+        """Optimizer steps that count towards ``max_steps``, but that the run it continues has made."""
+        return 0 if self.beginning is None else self.beginning.steps_before
+
+    @property
     def steps_made(self) -> int:
-        """Optimizer steps that count towards ``max_steps``: the run's own, plus the ``steps_before`` it began with."""
-        return self.progress.step + (0 if self.beginning is None else self.beginning.steps_before)
+        """Optimizer steps that count towards ``max_steps``: the run's own, plus the ``steps_before``."""
+        return self.steps_before + self.progress.step
 
     @property
     def is_ending(self) -> bool:

@@ -14,6 +14,7 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.run_follower import RunFollower
 from services.rewarder.scoring import Scorer
 from services.rewarder.trainer_state import TrainerState
+from shared.beginning import Beginning
 from shared.messages import encode
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import alive
@@ -235,6 +236,21 @@ async def test_an_ended_run_is_left_and_the_next_run_is_served(
         second = RunKeys("run-two")
         await add(redis, second, completed_group("00000001", run_id="run-two"))
         await wait_for_scored(redis, second, 1)
+
+
+async def test_the_rewards_of_a_run_that_continues_another_one_see_its_steps_too(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    store = RunStore(redis)
+    config = run_config.model_copy(update={"reward_funcs": [user("step_as_reward")]})
+    beginning = Beginning(source="checkpoint", directory="unused", said="unused", step=80, steps_before=80)
+    await store.create("run-test", config, run_dir="unused", beginning=beginning)
+    await store.set_status("run-test", "running")
+    keys = RunKeys("run-test")
+    await add(redis, keys, completed_group("00000001"))
+    async with scoring(redis, scorer, metrics):
+        (scored,) = await wait_for_scored(redis, keys, 1)
+    assert [rollout.rewards[0].value for rollout in scored.rollouts] == [80.0] * len(scored.rollouts)
 
 
 async def test_eighty_queued_runs_take_nothing_from_the_one_that_trains(

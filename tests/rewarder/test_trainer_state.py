@@ -49,6 +49,17 @@ def test_before_the_first_step_there_is_no_epoch_and_no_best() -> None:
     assert state.is_world_process_zero
 
 
+def test_a_run_that_continues_another_one_counts_its_steps_too() -> None:
+    progress = Progress(step=10, max_steps=40, epoch=4.5, best=BestEvaluation(5, "eval_reward", 0.75))
+    config = a_run(max_steps=120, save_steps=0.5)
+    state = TrainerState.of(config, progress, run_dir="/runs/run-b", steps_before=80)
+    assert (state.global_step, state.max_steps, state.epoch, state.num_train_epochs) == (90, 120, 4.5, 6)
+    assert (state.best_global_step, state.best_model_checkpoint) == (85, "/runs/run-b/checkpoints/step_00000005")
+    assert state.save_steps == 20, "the run saves at half of its own steps"
+    starting = TrainerState.of(config, Progress(), run_dir="/runs/run-b", steps_before=80)
+    assert (starting.global_step, starting.max_steps) == (80, 0), "its training rank does not know yet"
+
+
 def epochs(progress: Progress, **settings: Any) -> int:
     return TrainerState.of(a_run(**settings), progress, run_dir="/runs/run-a").num_train_epochs
 

@@ -114,6 +114,7 @@ class Reporting:
         """Write the run's progress to its record and to its watchers."""
         waiting = self._outflow.awaited_push() or self._waiting
         step, ledger, pushes = self._core.policy_version, self._intake.ledger, self._outflow.pushes
+        num_groups = BatchShape.of(self._run.config).groups(num_steps=self._length.steps_before + step)
         progress = Progress(
             step=step,
             max_steps=self._length.total_steps,
@@ -135,7 +136,7 @@ class Reporting:
             is_ending=self._is_ending(),
             disk_full=self._run.room.missing,
             best=None if self._best is None else self._best.seen(),
-            epoch=BatchShape.of(self._run.config).groups(num_steps=step) / self._num_rows,
+            epoch=num_groups / self._num_rows,
             num_tokens=int(self.seen_tokens),
             updated_at_s=time.time(),
         )

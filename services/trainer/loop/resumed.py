@@ -44,10 +44,10 @@ class Inputs:
     length: RunLength
 
     def num_rows(self, config: RunConfig) -> int:
-        """Return the rows in one pass over the data. With streamed data, the run is one pass, as in transformers."""
+        """Return the rows in one pass over the data. With streamed data, all steps are one pass, as in transformers."""
         if isinstance(self.rows, PromptDataset):
             return len(self.rows)
-        return max(1, BatchShape.of(config).groups(num_steps=self.length.total_steps))
+        return max(1, BatchShape.of(config).groups(num_steps=self.length.steps_before + self.length.total_steps))
 
     def rows_left(self, cursor: RowCursor) -> PromptRows:
         """Return the rows for the run's groups: all rows, or the unused rows of the run that this one continues."""
@@ -79,14 +79,13 @@ async def load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRoo
     rows = await asyncio.to_thread(lambda: open_prompts(config, data_roots, positions=positions))
     eval_rows = await asyncio.to_thread(open_eval_dataset, config, data_roots)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
-    steps_before = 0 if run.record.beginning is None else run.record.beginning.steps_before
     # A streamed data set does not know its length; the run then has max_steps.
     num_rows = len(rows) if isinstance(rows, PromptDataset) else 1
-    steps = total_steps(config, num_rows=num_rows, steps_before=steps_before)
+    steps = total_steps(config, num_rows=num_rows, steps_before=run.record.steps_before)
     await run.starting("loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
-    return Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps, steps_before))
+    return Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps, run.record.steps_before))
 
 
 async def resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots | None) -> LoopState:

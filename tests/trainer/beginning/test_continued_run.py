@@ -116,6 +116,9 @@ async def test_a_run_continues_from_the_checkpoint_of_another(fork: Fork, tiny_m
     assert same(fork.at_start, tensors(fork.source)), "weights and optimizer state, bit by bit"
     assert sender.versions == [0, 1, 2], "the beginning is pushed before the first step, and two steps are left of six"
     assert loop.core.policy_version == 2
+    record = await RunStore(fork.redis).get(RUN_ID)
+    assert record is not None
+    assert (record.progress.step, record.progress.epoch) == (2, 0.6), "12 of 20 rows, with those of the source"
     ledger = newest_ledger(fork.run_dir)
     assert (ledger["admitted"], ledger["trained"]) == (4, [[0, 3]]), "the ledger is the new run's own"
     # Both ended with the same six steps: the same rows in the same order, rewards that depend on the branch only.
