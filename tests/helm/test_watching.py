@@ -11,6 +11,7 @@ import yaml
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
 from tests.helm.chart import CHART, NAMESPACE, VALUES_FILES, Object, of_kind, render, values_of, why_refused
+from tests.observability.conftest import ROOT, loaded
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,17 @@ def test_every_scraped_service_has_the_job_name_that_alerts_know(everything: lis
         ports = [port["name"] for port in of_kind(everything, "Service")[name]["spec"]["ports"]]
         assert monitor["spec"]["endpoints"][0]["port"] in ports
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": [NAMESPACE]}
+
+
+def test_a_label_of_ours_that_the_operator_takes_gets_its_value_back(everything: list[Object]) -> None:
+    page = loaded(ROOT / "docs" / "make_watching_page.py")
+    ours = {label for found in page.registries().values() for metric in page.served(found) for label in metric.labels}
+    taken = ours & {"namespace", "service", "pod", "container", "endpoint", "job", "instance", "node"}
+    (monitor,) = of_kind(everything, "ServiceMonitor").values()
+    (scraped,) = monitor["spec"]["endpoints"]
+    *given_back, dropped = scraped["metricRelabelings"]
+    expected = [{"sourceLabels": [f"exported_{label}"], "regex": "(.+)", "targetLabel": label} for label in taken]
+    assert (given_back, dropped) == (expected, {"regex": "exported_endpoint", "action": "labeldrop"})
 
 
 def test_alert_rules_are_the_files_word_for_word(everything: list[Object]) -> None:
