@@ -7,13 +7,16 @@
 A renewed certificate is used from the next handshake on, without a restart: the files are checked at each new
 connection, at most once a second. If certificate and key do not belong together, or cannot be read, that is logged, and
 the certificate that was read last stays in use.
+
+A client also trusts the CAs of a changed file from its next request on: cert-manager replaces a CA while services run.
 """
 
+import contextlib
 import functools
 import logging
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +106,8 @@ class PeerTls:
     def for_async_client(self) -> dict[str, Any]:
         """Return the arguments that apply these settings to an httpx.AsyncClient.
 
+        The client reads ``ca_file`` again when it has changed. It still trusts the CAs that it read before.
+
         Raises:
             UserError: ``ca_file`` cannot be read, or contains no certificates.
         """
@@ -110,9 +115,14 @@ class PeerTls:
         async def name_server(request: "httpx.Request") -> None:
             request.extensions = {**request.extensions, "sni_hostname": self.server_name}
 
-        hooks = {"request": [name_server]} if self.server_name else {}
-        context = _trusting_certifi() if self.ca_file is None else trusted(self.ca_file)
-        return {"verify": context, "trust_env": False, "event_hooks": hooks}
+        hooks: list[Callable[[httpx.Request], Awaitable[None]]] = [name_server] if self.server_name else []
+        if self.ca_file is None:
+            context = _trusting_certifi()
+        else:
+            mark = mark_of(self.ca_file)
+            context = trusted(self.ca_file)
+            hooks.append(_rereading(self.ca_file, mark, context))
+        return {"verify": context, "trust_env": False, "event_hooks": {"request": hooks}}
 
 
 PUBLIC_TLS = PeerTls()
@@ -142,6 +152,24 @@ def _trusting_certifi() -> ssl.SSLContext:
     Clients in several threads cannot share it: httpcore changes a context at each connection.
     """
     return trusted(None)
+
+
+def _rereading(
+    ca_file: Path, mark: FileMark | None, context: ssl.SSLContext
+) -> "Callable[[httpx.Request], Awaitable[None]]":
+    """Return a hook that makes ``context`` also trust the CAs in a changed file. ``mark`` is that of the file read."""
+
+    async def read_again(_: "httpx.Request") -> None:
+        nonlocal mark
+        now = mark_of(ca_file)
+        if now == mark:
+            return
+        with contextlib.suppress(OSError):  # also ssl.SSLError: half written, so the next request tries again
+            context.load_verify_locations(cafile=ca_file)
+            mark = now
+            log.info("the CAs in %s were read again", ca_file)
+
+    return read_again
 
 
 def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) -> str:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from shared.errors import UserError
-from shared.service.tls import ServerCertificate, trusted, why_away, why_refused
+from shared.service.tls import PeerTls, ServerCertificate, trusted, why_away, why_refused
 from tests.tls.authority import Authority, Issued
 
 
@@ -93,6 +93,25 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(
         assert serial_shown(port, authority) == serial_in(second)
     assert f"the certificate in {second.cert} was read again" in caplog.messages
     assert serial_shown(port, authority) == serial_in(second)
+
+
+async def test_a_ca_that_is_renewed_together_with_the_certificate_is_trusted_by_a_client_that_runs(
+    tmp_path: Path, authority: Authority, listening: list[Listener]
+) -> None:
+    """The new CA has the same name. A client may look while the file is being written."""
+    issued, renewed = authority.issue(), Authority(tmp_path / "renewed")
+    listening.append(Listener(ServerCertificate(issued.cert, issued.key, look_every_s=0).context))
+    url = f"https://127.0.0.1:{listening[0].port}/"
+    tls = PeerTls(authority.file).for_async_client()
+    async with httpx.AsyncClient(timeout=120, **tls) as client:
+        assert (await client.get(url)).text == "hello"
+        authority.file.write_text("")
+        assert (await client.get(url)).text == "hello", "the CA that was read last is still trusted"
+        second = renewed.issue()
+        second.cert.replace(issued.cert)
+        second.key.replace(issued.key)
+        renewed.file.replace(authority.file)
+        assert (await client.get(url)).text == "hello"
 
 
 def test_files_that_do_not_fit_each_other_change_nothing_and_are_reported(
