@@ -1,7 +1,10 @@
 """The chart's Redis, started by its own script with its own configuration: the rights of users, and durability."""
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,12 +14,14 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from shared.redis.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
 from shared.redis.lease import lease
+from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.refusals import refuse
 from shared.run_options.run_config import RunConfig
+from tests.conftest import RedisServer, write_until_refused
 from tests.eventually import eventually
-from tests.helm.chart import ALL_VALUES, SERVICES, container, environment, render, values_of, workloads
+from tests.helm.chart import ALL_VALUES, CHART, SERVICES, container, environment, render, values_of, workloads
 from tests.helm.chart_redis import START_S, ChartRedis
 
 
@@ -50,6 +55,38 @@ async def test_a_run_is_made_led_and_forgotten(server: ChartRedis, run_config: R
         assert await trainer.xlen(keys.prompts) == 0
         await store.delete("run-acl")
         assert await store.get("run-acl") is None
+
+
+def is_healthy(directory: Path, *, cli: str) -> bool:
+    """Run the health check with this Python code as its ``valkey-cli``."""
+    program = directory / "valkey-cli"
+    program.write_text(f"#!{sys.executable}\n{cli}")
+    program.chmod(0o755)
+    environment = {"PATH": f"{directory}:{os.environ['PATH']}"}
+    return subprocess.run(["sh", CHART / "files" / "redis" / "health.sh"], env=environment, check=False).returncode == 0
+
+
+async def test_a_redis_with_a_full_disk_is_healthy_because_services_wait_for_it(tmp_path: Path) -> None:
+    full = RedisServer(tmp_path)
+    full.start()
+    ping = f"""
+import socket, sys
+assert sys.argv[1:] == ["--user", "health", "ping"]
+with socket.create_connection(("127.0.0.1", {full.port})) as door:
+    door.sendall(b"PING\\r\\n")
+    print(door.makefile().readline()[1:].strip())
+"""
+    try:
+        assert is_healthy(tmp_path, cli=ping)
+        full.fill_disk()
+        client = connect(full.url)
+        await write_until_refused(client)
+        await client.aclose()
+        assert is_healthy(tmp_path, cli=ping)
+    finally:
+        full.kill()
+    assert not is_healthy(tmp_path, cli=ping)
+    assert not is_healthy(tmp_path, cli="print('LOADING Valkey is loading the dataset in memory')")
 
 
 @pytest.mark.parametrize(
