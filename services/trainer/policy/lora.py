@@ -180,7 +180,7 @@ class BaseReference:
             for layer in layers:
                 layer._disable_adapters = False  # noqa: SLF001
 
-    def after_step(self, policy: PolicyModule, policy_version: int) -> None:
+    def after_step(self, policy: PolicyModule, num_steps: int) -> None:
         """Do nothing: the base never changes."""
 
 

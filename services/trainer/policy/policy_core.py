@@ -215,7 +215,7 @@ class PolicyCore:
         self._scheduler.step()
         self._policy_version += 1
         if self._reference is not None:
-            self._reference.after_step(self._policy, self._policy_version)
+            self._reference.after_step(self._policy, self._steps_before + self._policy_version)
         self._entropy.update(self._accumulated)
         stats = StepStats(
             policy_version=self._policy_version,

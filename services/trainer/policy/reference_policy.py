@@ -24,8 +24,13 @@ class Reference(Protocol):
         """Yield a module that computes the reference's logprobs within the block."""
         ...
 
-    def after_step(self, policy: PolicyModule, policy_version: int) -> None:
-        """Update the reference if it follows the policy. Called after each optimizer step."""
+    def after_step(self, policy: PolicyModule, num_steps: int) -> None:
+        """Update the reference if it follows the policy. Called after each optimizer step.
+
+        Args:
+            policy: The model in training.
+            num_steps: Optimizer steps made so far, with those of the run that this one continues.
+        """
         ...
 
 
@@ -43,9 +48,9 @@ class FrozenReference:
         yield self.module
 
     @torch.no_grad()
-    def after_step(self, policy: PolicyModule, policy_version: int) -> None:
+    def after_step(self, policy: PolicyModule, num_steps: int) -> None:
         """With ``sync_ref_model``, move towards the policy every ``ref_model_sync_steps`` steps, shard by shard."""
-        if not self._sync_steps or policy_version % self._sync_steps:
+        if not self._sync_steps or num_steps % self._sync_steps:
             return
         for mine, theirs in zip(self.module.parameters(), policy.parameters(), strict=True):
             mine.mul_(1.0 - self._alpha).add_(theirs, alpha=self._alpha)

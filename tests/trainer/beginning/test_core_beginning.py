@@ -1,8 +1,9 @@
 """What a core takes over from a checkpoint, to the last bit, and at which learning rate it goes on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -108,6 +109,33 @@ def test_a_changed_learning_rate_and_length_hold_from_the_first_step(tiny_model:
     forked = adam(tiny_model, total_steps=4, learning_rate=2e-3)
     forked.begin_from(saved(source, tmp_path))
     assert train(forked, range(4)) == pytest.approx([2e-3 * left / 8 for left in (4, 3, 2, 1)])
+
+
+def test_a_reference_that_follows_moves_at_the_same_steps_as_in_one_run(tiny_model: Path, tmp_path: Path) -> None:
+    """In runs of 3 steps, every fourth is the first one of the second run, and the second one of the third run."""
+    follows: dict[str, Any] = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 4}
+    straight, split = (adam(tiny_model, total_steps=9, **follows) for _ in range(2))
+    for step in range(9):
+        if step in (3, 6):
+            checkpoint = saved(split, tmp_path / f"run ended at {step}")
+            split = adam(tiny_model, total_steps=9 - step, **follows)
+            split.begin_from(checkpoint)
+        if step == 5:
+            checkpoint = saved(split, tmp_path / "run that crashed")
+            split = adam(tiny_model, total_steps=6, **follows)
+            split.load_state(checkpoint)
+        for core in (straight, split):
+            rows = random_rows(4, seed=step)
+            scored = zip(rows, core.score(rows), strict=True)
+            core.accumulate([replace(row, reference_logprobs=scores.reference_logprobs) for row, scores in scored])
+            core.step()
+        assert_same_weights(reference_weights(split), reference_weights(straight))
+    start = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).state_dict()
+    assert any(not torch.equal(weight, start[name]) for name, weight in reference_weights(straight).items())
+
+
+def reference_weights(core: PolicyCore) -> dict[str, torch.Tensor]:
+    return dict(cast("Any", core)._reference.module.lm.named_parameters())
 
 
 def test_with_only_the_weights_the_optimizer_and_the_schedule_are_fresh(tiny_model: Path, tmp_path: Path) -> None:
