@@ -133,6 +133,8 @@ class CoreState:
         except ShardError as error:
             raise HeadraceError(f"{directory / OPTIMIZER} does not fit this model: {error}") from error
         schedule = state.pop("schedule")
+        for name in ("base_lrs", "_last_lr"):  # one rate for all groups, of which an older release may have had fewer
+            schedule[name] = schedule[name][:1] * len(self._optimizer.param_groups)
         self._scheduler.load_state_dict({**schedule, "lr_lambdas": [None] * len(schedule["base_lrs"])})
         for group, learning_rate in zip(self._optimizer.param_groups, schedule["_last_lr"], strict=True):
             group["lr"] = learning_rate

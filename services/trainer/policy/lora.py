@@ -229,6 +229,19 @@ def outside_decoder(lm: Any) -> str | None:
     return rf"(?!{re.escape(_decoder_prefix(lm))}).*"
 
 
+def beside_text(lm: Any) -> list[Tensor]:
+    """Return the parameters beside the decoder and its embeddings, such as those of a vision tower.
+
+    Text does not pass through them. transformers' Trainer does not change them: they have no gradient, and so its
+    optimizers skip them.
+    """
+    if outside_decoder(lm) is None:
+        return []
+    prefix = _decoder_prefix(lm)
+    ends = {id(end.weight) for end in (lm.get_input_embeddings(), lm.get_output_embeddings())}
+    return [it for name, it in lm.named_parameters() if not name.startswith(prefix) and id(it) not in ends]
+
+
 def _all_linear(lm: Any) -> set[str]:
     head = lm.get_output_embeddings()
     return {

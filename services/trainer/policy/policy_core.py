@@ -27,6 +27,7 @@ from services.trainer.objective.entropy_control import EntropyControl
 from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.token_stats import TokenStats
 from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, Scores, StepStats, TokenArray
+from services.trainer.policy.lora import beside_text
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.optimizers.optimizer import lr_factor, make_optimizer, make_scheduler, norms_of
 from services.trainer.policy.rank_passes import RankPasses
@@ -78,7 +79,9 @@ class PolicyCore:
             name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad
         }
         ends = [end.weight for end in (self.lm.get_input_embeddings(), self.lm.get_output_embeddings())]
-        self._optimizer: Any = make_optimizer(self._parameters, config, ends=ends, norms=norms_of(self.lm))
+        self._optimizer: Any = make_optimizer(
+            self._parameters, config, ends=ends, spared=[*norms_of(self.lm), *beside_text(self.lm)]
+        )
         self._scheduler = make_scheduler(self._optimizer, config, total_steps=total_steps)
         self._entropy = EntropyControl(config)
         self._policy_version = 0

@@ -68,6 +68,23 @@ def test_a_run_that_continues_has_weights_and_optimizer_to_the_last_bit_and_its_
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
+def test_a_checkpoint_of_fewer_parameter_groups_is_taken(tiny_model: Path, tmp_path: Path) -> None:
+    """A later release may divide the parameters into more groups. All have the same learning rate."""
+    source = adam(tiny_model)
+    train(source, range(2))
+    checkpoint = saved(source, tmp_path / "source")
+    file = checkpoint / "core_state.json"
+    state: dict[str, Any] = json.loads(file.read_text())
+    assert len(state["schedule"]["base_lrs"]) == len(state["schedule"]["_last_lr"]) > 1
+    for name in ("base_lrs", "_last_lr"):
+        state["schedule"][name].pop()
+    file.write_text(json.dumps(state))
+    resumed = adam(tiny_model)
+    resumed.load_state(checkpoint)
+    assert train(resumed, range(2, 4)) == train(source, range(2, 4))
+    assert_same_weights(weights(resumed), weights(source))
+
+
 def test_steps_go_on_as_if_the_source_had_made_them(tiny_model: Path, tmp_path: Path) -> None:
     """Four steps and a run of two more are six steps: rates fall by a sixth each."""
     straight = adam(tiny_model)

@@ -11,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from services.trainer.policy.optimizers.optimizer import decays, make_optimizer, make_scheduler
 from shared.run_options.optimizers import FACTS, Optimizer
 from shared.run_options.run_config import RunConfig
+from tests.tiny_model import make_gemma_3
 from tests.trainer.cores import GRADIENT_DESCENT, make_config, make_core, make_row, weights
 
 
@@ -65,6 +66,19 @@ def test_weight_decay_spares_layer_norms_of_any_name(tmp_path: Path) -> None:
     after = weights(core)
     assert after["transformer.h.0.ln_1.weight"].equal(before["transformer.h.0.ln_1.weight"])
     assert not after["transformer.h.0.mlp.c_fc.weight"].equal(before["transformer.h.0.mlp.c_fc.weight"])
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "muon", "adafactor", "sgd"])
+def test_no_optimizer_changes_a_vision_tower_beside_text(optim: str, tmp_path: Path) -> None:
+    make_gemma_3(tmp_path)
+    core = make_core(tmp_path, optim=optim, learning_rate=0.1, weight_decay=0.5)
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
+    core.step()
+    after = weights(core)
+    unchanged = {name for name in before if after[name].equal(before[name])}
+    assert "vision_tower.encoder.layers.0.self_attn.q_proj.weight" in unchanged
+    assert unchanged == {name for name in before if not name.startswith("language_model.")}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def decays(name: str) -> bool:
 
 
 def make_optimizer(
-    parameters: Mapping[str, Tensor], config: RunConfig, *, ends: Sequence[Tensor] = (), norms: Sequence[Tensor] = ()
+    parameters: Mapping[str, Tensor], config: RunConfig, *, ends: Sequence[Tensor] = (), spared: Sequence[Tensor] = ()
 ) -> torch.optim.Optimizer:
     """Return the run's optimizer over the parameters: one group with weight decay, one without.
 
@@ -38,14 +38,14 @@ def make_optimizer(
         parameters: The trained parameters by name.
         config: The run's config.
         ends: The embeddings, then the last projection. Muon leaves them to AdamW, and embeddings get no 8-bit moments.
-        norms: Parameters without weight decay whatever their name.
+        spared: Parameters without weight decay whatever their name.
 
     Raises:
         UserError: The optimizer's package is not installed, or does not work here.
     """
     if config.optim == "muon":
-        return _muon(parameters, config, ends, norms)
-    groups = _groups(parameters, config, norms)
+        return _muon(parameters, config, ends, spared)
+    groups = _groups(parameters, config, spared)
     arguments: Any = config.optimizer_arguments()
     match config.optim:
         case "adafactor":
@@ -74,12 +74,12 @@ def norms_of(lm: torch.nn.Module) -> list[Tensor]:
     return [parameter for module in lm.modules() if isinstance(module, kind) for parameter in module.parameters()]
 
 
-def _groups(parameters: Mapping[str, Tensor], config: RunConfig, norms: Sequence[Tensor]) -> Any:
+def _groups(parameters: Mapping[str, Tensor], config: RunConfig, spared: Sequence[Tensor]) -> Any:
     """Split the parameters into a group with weight decay and one without; leave out an empty group."""
-    of_norms = {id(norm) for norm in norms}
-    decayed = [it for name, it in parameters.items() if decays(name) and id(it) not in of_norms]
-    spared = [it for name, it in parameters.items() if not decays(name) or id(it) in of_norms]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    by_id = {id(it) for it in spared}
+    decayed = [it for name, it in parameters.items() if decays(name) and id(it) not in by_id]
+    others = [it for name, it in parameters.items() if not decays(name) or id(it) in by_id]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
@@ -89,7 +89,7 @@ def _adamw(groups: Any, config: RunConfig, *, is_fused: bool) -> torch.optim.Opt
 
 
 def _muon(
-    parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Tensor], norms: Sequence[Tensor]
+    parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Tensor], spared: Sequence[Tensor]
 ) -> torch.optim.Optimizer:
     of_ends = {id(end) for end in ends}
     matrices = {
@@ -101,9 +101,9 @@ def _muon(
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         arguments: Any = {"adjust_lr_fn": "match_rms_adamw", **config.optimizer_arguments()}
-        optimizers.append(torch.optim.Muon(_groups(matrices, config, norms), lr=config.learning_rate, **arguments))
+        optimizers.append(torch.optim.Muon(_groups(matrices, config, spared), lr=config.learning_rate, **arguments))
     if others:
-        optimizers.append(_adamw(_groups(others, config, norms), config, is_fused=True))
+        optimizers.append(_adamw(_groups(others, config, spared), config, is_fused=True))
     return MuonWithAdamW(optimizers)
 
 
