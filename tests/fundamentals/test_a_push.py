@@ -187,6 +187,17 @@ async def test_a_generator_that_cannot_load_does_not_hold_up_the_others_and_reco
     assert not two.engine.is_paused
 
 
+async def test_a_required_version_that_redis_has_lost_is_written_again(
+    redis: Redis, run_keys: RunKeys, sender: WeightSender, one: ServedReceiver
+) -> None:
+    await sender.require_pushed()
+    assert await required(redis, run_keys) is None, "nothing was pushed yet"
+    await sender.push(weights(0.0), policy_version=7)
+    await redis.delete(run_keys.required_version)
+    await sender.require_pushed()
+    assert await required(redis, run_keys) == 7
+
+
 async def test_a_superseded_trainer_cannot_push(
     redis: Redis, run_keys: RunKeys, sender: WeightSender, one: ServedReceiver
 ) -> None:

@@ -70,11 +70,7 @@ class FakeSender:
         async with self._pushed:
             self.versions.append(policy_version)
             self._pushed.notify_all()
-        keys = RunKeys(RUN_ID)
-        epoch: Any = await self._redis.get(keys.epoch)
-        await call(
-            self._redis, "headrace_require", keys=(keys.epoch, keys.required_version), args=(epoch, policy_version)
-        )
+        await self.require_pushed()
         reply = CommitReply(
             replica_id="generator-0",
             policy_version=policy_version,
@@ -93,6 +89,13 @@ class FakeSender:
             total_s=0.01,
             num_bytes=1,
         )
+
+    async def require_pushed(self) -> None:
+        if self.versions:
+            keys = RunKeys(RUN_ID)
+            epoch: Any = await self._redis.get(keys.epoch)
+            required = (keys.epoch, keys.required_version)
+            await call(self._redis, "headrace_require", keys=required, args=(epoch, self.versions[-1]))
 
     async def let_sleep(self) -> None:
         self.slept_after.append(self.versions[-1])

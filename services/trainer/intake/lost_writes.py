@@ -2,11 +2,13 @@
 
 A server that is killed may have acknowledged writes that it had not yet saved to disk. A group whose entry was lost
 that way would be waited for forever. Groups that the trainer has in hand are an exception: they are trained, or their
-evaluation results are used, although no stream holds them. Other services recover their own lost writes: each consumer
-looks for entries of its own that reappear after it handed them off (streams.py).
+evaluation results are used, although no stream holds them. Values that are only written when they change, such as the
+required version, are written again. Other services recover their own lost writes: each consumer looks for entries of
+its own that reappear after it handed them off (streams.py).
 """
 
 import logging
+from collections.abc import Awaitable, Callable, Iterable
 
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.admission import Admission
@@ -30,6 +32,7 @@ class LostWrites:
         scored: The groups that the trainer has in hand.
         admission: Admits lost training groups again.
         evaluations: Admits lost evaluation groups again.
+        write_again: Functions that write values again that Redis may have lost.
         every_s: How often to check, in seconds.
     """
 
@@ -42,6 +45,7 @@ class LostWrites:
         scored: ScoredGroups,
         admission: Admission,
         evaluations: Evaluations,
+        write_again: Iterable[Callable[[], Awaitable[None]]],
         every_s: float = 5.0,
     ) -> None:
         self._redis = redis
@@ -50,18 +54,22 @@ class LostWrites:
         self._scored = scored
         self._admission = admission
         self._evaluations = evaluations
+        self._write_again = tuple(write_again)
         self._restarts = RestartWatch(redis, every_s=every_s)
 
     async def make_up(self) -> None:
-        """Admit missing groups again if the Redis server was restarted or replaced since the last call.
+        """Make up for lost writes if the Redis server was restarted or replaced since the last call.
 
         Raises:
+            FencedError: A newer incarnation owns the run.
             StateLostError: Redis has lost the whole run.
             UnavailableError: Redis does not answer.
         """
         if not await self._restarts.has_restarted():
             return
         log.info("Redis was restarted: looking for groups that it has lost")
+        for write in self._write_again:
+            await write()
         in_hand = self._scored.numbers()
         self._admission.admit_again(await missing_groups(self._redis, self._keys, self._ledger, in_hand=in_hand))
         await self._evaluations.admit_again(in_hand=self._scored.evaluated_ids())

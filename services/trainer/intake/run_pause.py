@@ -78,6 +78,14 @@ class RunPause:
         if self._pause is not None:
             await self._go_on(self._pause, why)
 
+    async def write_again(self) -> None:
+        """Write the pause, or that the run is not paused, in case Redis has lost it.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
+        """
+        await self._store.write_pause(self._run_id, self._pause)
+
     def waiting_for(self, batch_waits_for: str, *, test_group_every_s: float) -> str:
         """Return what the run waits for, to follow "waiting for" in its status; in a pause, also how the pause ends."""
         if self._pause is None:

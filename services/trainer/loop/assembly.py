@@ -76,7 +76,7 @@ async def assemble(
     in_hand = GroupsInHand(files.run_dir)
     rule = BestRule.of(config)
     best = None if rule is None else BestCheckpoint(rule, run_log.evaluations())
-    intake = await _make_intake(run, inputs, state, in_hand=in_hand, run_log=run_log, traces=traces)
+    intake = await _make_intake(run, inputs, state, sender, in_hand=in_hand, run_log=run_log, traces=traces)
     prober = await asyncio.to_thread(  # the rows of a stream may come from a network
         lambda: make_prober(config, inputs.core, inputs.encoder, inputs.rows, torch_thread=torch_thread)
     )
@@ -135,7 +135,14 @@ async def assemble(
 
 
 async def _make_intake(
-    run: RunContext, inputs: Inputs, state: LoopState, *, in_hand: GroupsInHand, run_log: RunLog, traces: GroupTraces
+    run: RunContext,
+    inputs: Inputs,
+    state: LoopState,
+    sender: Sender,
+    *,
+    in_hand: GroupsInHand,
+    run_log: RunLog,
+    traces: GroupTraces,
 ) -> Intake:
     """Return the intake. It will admit again the groups that are neither settled nor on a stream."""
     redis, keys, config, ledger = run.redis, run.keys, run.config, state.ledger
@@ -169,13 +176,20 @@ async def _make_intake(
     scored = ScoredGroups(
         redis, keys=keys, ledger=ledger, incarnation=run.incarnation, consumer=_seat(run), check=check
     )
+    batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)
+    pause = RunPause(run.store, run_log=run_log, record=run.record, failures=batches.failures)
     lost_writes = LostWrites(
-        redis, keys=keys, ledger=ledger, scored=scored, admission=admission, evaluations=evaluations
+        redis,
+        keys=keys,
+        ledger=ledger,
+        scored=scored,
+        admission=admission,
+        evaluations=evaluations,
+        write_again=(sender.require_pushed, pause.write_again),
     )
     await lost_writes.make_up()  # identifies the server: losses from here on are noticed
     await withdraw_unsampled(redis, keys, ledger, incarnation=run.incarnation)
     admission.admit_again(await missing_groups(redis, keys, ledger))
-    batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)
     return Intake(
         ledger=ledger,
         admission=admission,
@@ -184,7 +198,7 @@ async def _make_intake(
         considered_to=state.considered_to,
         batches=batches,
         evaluations=evaluations,
-        pause=RunPause(run.store, run_log=run_log, record=run.record, failures=batches.failures),
+        pause=pause,
         changes=ExternalChanges(
             run, ledger=ledger, scored=scored, evaluations=evaluations, failures=batches.failures, log=run_log
         ),

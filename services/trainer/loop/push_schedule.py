@@ -49,6 +49,10 @@ class Sender(Protocol):
         """Push a policy version to every live generator. Failures are in the result."""
         ...
 
+    async def require_pushed(self) -> None:
+        """Require the last pushed version again, in case Redis has lost it. Does nothing before the first push."""
+        ...
+
     async def let_sleep(self) -> None:
         """Have generators on the same GPU release their memory until the next push."""
         ...

@@ -121,13 +121,26 @@ class WeightSender:
         result.communicator_epoch, result.total_s = self._epochs.current, time.monotonic() - started
         await check_not_fenced(self._redis, self._keys, self._incarnation)
         self._pushed_version = policy_version
-        await call(
-            self._redis,
-            "headrace_require",
-            keys=(self._keys.epoch, self._keys.required_version),
-            args=(self._incarnation, str(LineageVersion(self._incarnation, policy_version))),
-        )
+        await self.require_pushed()
         return result
+
+    async def require_pushed(self) -> None:
+        """Write the last pushed version to Redis as the required one. Does nothing before the first push.
+
+        Call it again if Redis may have lost the version.
+
+        Raises:
+            FencedError: A newer incarnation of the trainer has taken over.
+            StateLostError: Redis has forgotten this incarnation.
+            UnavailableError: Redis does not answer.
+        """
+        if self._pushed_version is not None:
+            await call(
+                self._redis,
+                "headrace_require",
+                keys=(self._keys.epoch, self._keys.required_version),
+                args=(self._incarnation, str(LineageVersion(self._incarnation, self._pushed_version))),
+            )
 
     async def _ready_fleet(self) -> Fleet:
         """Return the generators that a push can reach. If there are none, return torch's cached GPU memory, too.

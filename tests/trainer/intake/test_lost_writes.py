@@ -15,7 +15,7 @@ from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.evaluation import Evaluations
 from services.trainer.intake.lost_writes import LostWrites
 from shared.redis.keys import GENERATORS, RunKeys
-from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_connection import Redis, call, connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
@@ -70,6 +70,10 @@ async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[R
         length=RunLength(8),
         last_step=None,
     )
+
+    async def require() -> None:
+        await call(redis, "headrace_require", keys=(keys.epoch, keys.required_version), args=(1, "1:0"))
+
     lost_writes = LostWrites(
         redis,
         keys=keys,
@@ -77,6 +81,7 @@ async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[R
         scored=trainer.scored,
         admission=trainer.admission,
         evaluations=evaluations,
+        write_again=[require],
         every_s=0.0,
     )
     await lost_writes.make_up()
@@ -125,6 +130,22 @@ async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_ar
     await score(redis, keys)
     trained = [number for _ in range(3) for number in await trainer.step()]
     assert sorted(trained) == [0, 1, 2, 3]
+
+
+async def test_a_required_version_that_redis_forgot_is_written_again(server: RedisServer, running: Running) -> None:
+    """It is written after a push. Agent runs take no prompts without it."""
+    redis, keys = running.redis, running.keys
+    await running.lost_writes.make_up()
+    assert await redis.get(keys.required_version) is None, "nothing was lost"
+    file, size = await file_of(redis, server)
+    await redis.set(keys.required_version, "1:0")
+    await file_of(redis, server)
+
+    start_without_what_came_after(server, file, size)
+    await wait_until_ready(redis, timeout_s=120)
+    assert await redis.get(keys.required_version) is None
+    await running.lost_writes.make_up()
+    assert await redis.get(keys.required_version) == b"1:0"
 
 
 async def test_a_group_whose_hand_off_redis_forgot_is_found_by_the_consumer_that_had_settled_it(

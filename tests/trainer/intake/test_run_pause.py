@@ -11,6 +11,7 @@ import pytest
 from services.trainer.loop.training_loop import TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from shared.redis.redis_restarts import RestartWatch
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.trainer.incarnations import create, json_lines, small_config
@@ -83,6 +84,30 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_test_group_th
         {"status": "paused", "by": "rewards", "reason": paused.reason, "reward_func": "parity", "failed_ratio": 1.0},
         {"status": "running", "reason": "a test group was scored successfully"},
     ]
+
+
+async def test_after_a_restart_of_redis_its_record_says_again_whether_the_run_is_paused(
+    redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is set back to what it was before the pause, and then to what it was in the pause."""
+
+    async def has_restarted(self: RestartWatch) -> bool:
+        return True
+
+    monkeypatch.setattr(RestartWatch, "has_restarted", has_restarted)
+    await create(redis, config.model_copy(update=LONG), tmp_path)
+    async with training(redis, Grader()) as run:
+        await watcher.until(lambda it: it.progress.step > 0)
+        await watcher.store.ask_to(RUN_ID, "pause")
+        in_pause = await watcher.paused("user")
+        await redis.hset(RunKeys(RUN_ID).run, mapping={"status": "running", "reason": ""})
+        assert (await watcher.paused("user")).pause == in_pause.pause
+        await watcher.store.ask_to(RUN_ID, "run")
+        await watcher.until(lambda it: it.status == "running")
+        await redis.hset(RunKeys(RUN_ID).run, mapping={"status": "paused", "reason": in_pause.reason})
+        await watcher.until(lambda it: (it.status, it.reason) == ("running", ""))
+        await watcher.store.ask_to(RUN_ID, "stop")
+        await run
 
 
 async def test_a_pause_is_in_no_step_time_and_in_paused_s(

@@ -93,6 +93,9 @@ class ScriptedSender:
     ) -> PushResult:
         return self._results.pop(0)
 
+    async def require_pushed(self) -> None:
+        return
+
     async def let_sleep(self) -> None:
         return
 

@@ -13,6 +13,7 @@ from services.trainer.loop.training_loop import TrainingLoop
 from shared.errors import PushError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from shared.redis.redis_restarts import RestartWatch
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
@@ -58,6 +59,36 @@ async def test_a_run_trains_every_admitted_group_once_and_pushes_every_version(
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
     assert all(line["reward"] == 0.5 for line in metrics), "two of four completions get 1"
     assert max(line["staleness/max"] for line in metrics) <= 1
+
+
+async def test_a_run_goes_on_after_redis_has_lost_the_first_required_version(
+    redis: Redis, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgotten(FakeSender):
+        """Its first push requires nothing in the end."""
+
+        is_lost = True
+
+        async def require_pushed(self) -> None:
+            if self.is_lost:
+                self.is_lost = not self.versions
+            else:
+                await super().require_pushed()
+
+    class LikeSessions(PlayedServices):
+        """Claims no prompt without a required version."""
+
+        async def play(self) -> None:
+            await eventually(lambda: redis.exists(self.keys.required_version))
+            await super().play()
+
+    async def has_restarted(self: RestartWatch) -> bool:
+        return True
+
+    monkeypatch.setattr(RestartWatch, "has_restarted", has_restarted)
+    await create(redis, config, tmp_path)
+    ending, _ = await train(redis, played=LikeSessions(redis), sender=Forgotten(redis))
+    assert ending == "finished"
 
 
 async def test_a_batch_is_computed_beside_the_push_and_neither_stepped_nor_followed_by_groups_before_its_end(
