@@ -153,6 +153,14 @@ class CheckpointSaver:
             assert self._start is not None
             await self._start()
 
+    async def finish_begun(self) -> None:
+        """Wait for the checkpoint that is being written, if any. Unlike `finish`, never write another one.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be written.
+        """
+        await self._is_written()
+
     async def _begin(
         self, tasks: asyncio.TaskGroup, torch_thread: ThreadPoolExecutor, extra: Callable[[], dict[str, Any]]
     ) -> None:

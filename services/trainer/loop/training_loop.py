@@ -105,8 +105,9 @@ class TrainingLoop:
                 ending = await self._train()
                 await self.outflow.finish()
             except NonFiniteError:
-                # This run will not be started again, so finish the checkpoint that is being written now.
-                await self.outflow.saver.finish()
+                # This run will not be started again, so finish the checkpoint that is being written now. A new one
+                # could have the weights of half a batch.
+                await self.outflow.saver.finish_begun()
                 raise
             finally:
                 reporter.cancel()

@@ -1,5 +1,6 @@
 """A loss, weights or a gradient that is not finite ends the run, and a post-mortem names its rollouts."""
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 
+from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, PendingCheckpoint
 from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.policy_core import PolicyCore
@@ -56,6 +58,38 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_everything_for_
     groups = {path.stem: decode_scored_group(path.read_bytes()) for path in (directory / "groups").iterdir()}
     assert {label: len(group.rollouts) for label, group in groups.items()} == {"00000004": 4, "00000005": 4}
     assert newest_ledger(tmp_path / "run")["trained"] == [[0, 3]], "the checkpoint of step 2 is as it was"
+
+
+async def test_a_run_that_ends_within_a_batch_while_the_disk_is_full_leaves_no_checkpoint_of_half_the_batch(
+    redis: Redis, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 3 and 4 train the second batch. The checkpoint of step 2 finds no room."""
+    publish = CheckpointWriter.publish
+    tried: list[int] = []
+
+    def full_at_first(self: CheckpointWriter, pending: PendingCheckpoint) -> Path:
+        tried.append(pending.step)
+        if len(tried) == 1:
+            self.discard(pending)
+            raise CheckpointError("the disk is full") from OSError(errno.ENOSPC, "No space left on device")
+        return publish(self, pending)
+
+    def overflow_in_step_4(loop: TrainingLoop) -> None:
+        def overflow(gradient: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(gradient, math.inf) if loop.core.policy_version == 3 else gradient
+
+        cast("PolicyCore", loop.core).lm.model.embed_tokens.weight.register_hook(overflow)
+
+    monkeypatch.setattr(CheckpointWriter, "publish", full_at_first)
+    two_steps = {"steps_per_generation": 2, "max_steps": 8, "max_staleness": 3}
+    await create(redis, config.model_copy(update=two_steps), tmp_path)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=overflow_in_step_4)
+
+    assert "The run ended at step 4; its last checkpoint is unchanged" in str(caught.value.exceptions[0])
+    assert tried == [2]
+    assert not list((tmp_path / "run" / "checkpoints").glob("step_*"))
 
 
 @pytest.mark.parametrize("delta", [None, 4.0])
