@@ -9,7 +9,7 @@ groups are acked as they arrive and never enter the ledger, batches or checkpoin
 
 One evaluation runs at a time. Evaluations that become due meanwhile are combined into a single one after it, on the
 policy of that time, and the run reports this: the weights of their steps are gone. After a restart, an evaluation whose
-result was not recorded starts from the beginning.
+result was not recorded starts from the beginning, on the policy of that time.
 """
 
 import asyncio
@@ -113,21 +113,23 @@ class Evaluations:
             if self._steps_due(policy_version):
                 self._fell_into = self._running.step
             return False
-        return (self._last_step < 0 and policy_version == 0) or bool(self._steps_due(policy_version))
+        return bool(self._steps_due(policy_version))
 
     def _steps_due(self, policy_version: int) -> list[int]:
         """Return the steps since the last evaluation at which one was due."""
+        start = [0] if self._last_step < 0 else []
         if self._config.eval_steps is None:
-            return []
+            return start
         every, last_step, total_steps = int(self._config.eval_steps), max(self._last_step, 0), self._length.total_steps
         due = [*range((last_step // every + 1) * every, policy_version + 1, every)]
-        return due or ([total_steps] if last_step < total_steps <= policy_version else [])
+        return start + (due or ([total_steps] if last_step < total_steps <= policy_version else []))
 
     def begin(self, policy_version: int) -> str:
         """Begin an evaluation of this policy version. Calls of ``go_on`` then send its prompts and collect the groups.
 
         Returns:
-            A message if evaluations became due during the previous one and are therefore late; empty otherwise.
+            A message if evaluations are late because they became due during the previous one, or because the evaluation
+            of step 0 was interrupted; empty otherwise.
         """
         assert self._rows is not None
         now = time.monotonic()
@@ -142,7 +144,7 @@ class Evaluations:
             looked_at=now,
         )
         self._last_step = policy_version
-        if fell_into is None or due == [policy_version]:
+        if due == [policy_version] or (fell_into is None and 0 not in due):
             return ""
         return _moved(due, to=policy_version, fell_into=fell_into)
 
@@ -313,11 +315,13 @@ def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder:
     )
 
 
-def _moved(due: Sequence[int], *, to: int, fell_into: int) -> str:
+def _moved(due: Sequence[int], *, to: int, fell_into: int | None) -> str:
     these = f"evaluation of step {due[0]} is" if len(due) == 1 else f"evaluations of steps {_listed(due)} are"
+    moved = f"the {these} made {'as one ' if len(due) > 1 else ''}at step {to}, on its policy, because"
+    if fell_into is None:
+        return f"{moved} a restart or a pause interrupted the evaluation of step 0"
     return (
-        f"the {these} made {'as one ' if len(due) > 1 else ''}at step {to}, on its policy, because the "
-        f"evaluation of step {fell_into} was still running. Raise eval_steps, or lower max_eval_prompts or "
+        f"{moved} the evaluation of step {fell_into} was still running. Raise eval_steps, or lower max_eval_prompts or "
         "num_generations_eval"
     )
 

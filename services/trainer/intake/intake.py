@@ -204,7 +204,7 @@ class Intake:
         """Begin an evaluation if one is due, but not in a pause.
 
         Returns:
-            A message if evaluations became due during the previous one and are therefore late; empty otherwise.
+            A message if evaluations are late; empty otherwise.
         """
         return self.evaluations.begin(policy_version) if self.is_evaluation_due(policy_version) else ""
 

@@ -104,6 +104,25 @@ def unconnected(config: RunConfig, length: RunLength, *, last_step: int | None =
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("eval_steps", "due"),
+    [
+        (None, "evaluation of step 0 is made"),
+        (5, "evaluation of step 0 is made"),
+        (2, "evaluations of steps 0 and 2 are made as one"),
+    ],
+)
+def test_an_evaluation_of_step_0_without_a_result_is_made_after_a_restart(eval_steps: int | None, due: str) -> None:
+    config = RunConfig.model_construct(eval_steps=eval_steps, eval_on_start=True)
+    evaluations = unconnected(config, RunLength(6))
+    assert evaluations.is_due(3)
+    reason = "because a restart or a pause interrupted the evaluation of step 0"
+    assert evaluations.begin(3) == f"the {due} at step 3, on its policy, {reason}"
+    evaluations = unconnected(config, RunLength(6), last_step=3)
+    assert not evaluations.is_due(3)
+    assert unconnected(config, RunLength(6)).begin(0) == ""
+
+
 async def test_the_end_of_a_run_is_evaluated_although_it_is_no_multiple_of_eval_steps(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
@@ -277,7 +296,7 @@ async def test_the_deadline_of_an_evaluation_does_not_run_while_there_is_no_gene
 async def test_a_restart_within_an_evaluation_repeats_it_and_takes_nothing_of_the_old_one(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    await create(redis, config, tmp_path)
+    await create(redis, config.model_copy(update={"eval_steps": 5}), tmp_path)
     played, sender, terminate = PlayedServices(redis, reward=reward), FakeSender(redis), asyncio.Event()
     played.keep_back = lambda label: label.startswith("eval-0001-")
     first = asyncio.create_task(train(redis, played=played, sender=sender, terminate=terminate), name="first")
@@ -292,6 +311,9 @@ async def test_a_restart_within_an_evaluation_repeats_it_and_takes_nothing_of_th
 
     assert ending == "finished"
     assert all(line["eval_reward"] == pytest.approx(2 / 3) for line in evaluations(tmp_path))
-    assert evaluations(tmp_path)[0]["step"] >= 3
+    resumed_at = int(evaluations(tmp_path)[0]["step"])
+    assert 3 <= resumed_at < 5
+    moved = f"the evaluation of step 0 is made at step {resumed_at}, on its policy, because "
+    assert f"{moved}a restart or a pause interrupted the evaluation of step 0" in await logged_events(redis)
     assert newest_ledger(tmp_path / "run") == EVERYTHING_TRAINED
     assert await redis.xlen(RunKeys("run-test").scored) == 0, "the remaining groups of the old evaluation are acked"
