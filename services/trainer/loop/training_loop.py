@@ -118,6 +118,7 @@ class TrainingLoop:
 
     async def _train(self) -> Ending:
         await self.intake.recover()
+        await self._read_changes(may_go_on=True)  # the rank before may have made the last step
         while self._num_steps_left() > 0:
             batch = await self._wait_for_batch()
             if batch is None:

@@ -1,10 +1,12 @@
 """A run whose number of steps is changed while it trains."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from services.trainer.intake import external_changes
+from services.trainer.intake.intake import Intake
 from shared.pause import Wishes
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -81,3 +83,32 @@ async def test_a_change_that_is_accepted_during_the_last_step_is_followed(
     ending, _ = await train(redis, played=PlayedServices(redis), sender=sender)
     assert (ending, sender.versions[-1]) == ("finished", 8)
     assert shown[1:] == [(6, 6), (8, 8)], "the last step is shown before users' requests are read once more"
+
+
+async def test_a_change_that_is_accepted_while_a_rank_starts_again_after_the_last_step_is_followed(
+    redis: Redis, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank is asked to end while it pushes the weights of the last step."""
+    monkeypatch.setattr("services.trainer.loop.outflow._LAST_PUSH_S", 0.1)
+    await create(redis, config, tmp_path)
+    sender, store, terminate = FakeSender(redis), RunStore(redis), asyncio.Event()
+
+    async def hang(pushed: int) -> None:
+        if pushed == 6:
+            terminate.set()
+            await asyncio.Event().wait()
+
+    sender.may_push = hang
+    ending, loop = await train(redis, played=PlayedServices(redis), sender=sender, terminate=terminate)
+    assert (ending, loop.core.policy_version) == ("terminated", 6)
+    recover = Intake.recover
+
+    async def change_then_recover(self: Intake) -> None:
+        record = await store.get(RUN_ID)
+        assert record is not None
+        await store.change_config(record, config.model_copy(update={"max_steps": 8}))
+        await recover(self)
+
+    monkeypatch.setattr(Intake, "recover", change_then_recover)
+    ending, loop = await train(redis, played=PlayedServices(redis), sender=FakeSender(redis))
+    assert (ending, loop.core.policy_version) == ("finished", 8)
