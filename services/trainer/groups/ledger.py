@@ -61,6 +61,10 @@ class Ledger:
         buried.remove(number)
         return True
 
+    def dropped_as(self, reason: str) -> set[int]:
+        """Return the numbers of the groups that were dropped for this reason."""
+        return set(self._dropped.get(reason, ()))
+
     def is_settled(self, number: int) -> bool:
         """Return whether the group was trained or dropped."""
         return number in self._trained or any(number in numbers for numbers in self._dropped.values())

@@ -9,7 +9,7 @@ groups is read again right before a batch is chosen, and everything once more af
 import functools
 import logging
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.group_ids import group_id, is_evaluation, training_number
@@ -40,6 +40,7 @@ class ExternalChanges:
         evaluations: Records buried evaluation groups.
         failures: Counts buried training groups.
         log: Reports buried groups to watchers.
+        reported: The groups that the checkpoint records as buried: an earlier trainer has reported them.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ExternalChanges:
         evaluations: Evaluations,
         failures: RewardFailures,
         log: RunLog,
+        reported: Iterable[int] = (),
     ) -> None:
         self.wishes = Wishes()
         self.started: dict[int, int] = {}
@@ -61,6 +63,7 @@ class ExternalChanges:
         self._evaluations = evaluations
         self._failures = failures
         self._log = log
+        self._reported = frozenset(reported)
         self._last_dead_letter = "-"
         self._read_at = 0.0
 
@@ -115,6 +118,7 @@ class ExternalChanges:
             for entry_id, fields in letters:
                 self._last_dead_letter = f"({entry_id.decode()}"
                 await self._note_dead_letter(fields, here=here)
+        self._reported = frozenset()  # a dead letter read from now on is a new one
 
     async def _note_dead_letter(self, fields: Mapping[bytes, bytes], *, here: Container[int]) -> None:
         label = fields.get(b"group_id", b"").decode(errors="replace")
@@ -127,4 +131,5 @@ class ExternalChanges:
             reason = fields.get(b"reason", b"").decode(errors="replace")
             if is_new:  # otherwise, an earlier trainer has counted it
                 self._failures.note_buried(number, reason)
-            await self._log.event("log", {"message": f"group {label} was buried: {reason}"})
+            if number not in self._reported:
+                await self._log.event("log", {"message": f"group {label} was buried: {reason}"})

@@ -14,6 +14,7 @@ from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRul
 from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
 from services.trainer.data.dataset import PromptDataset
 from services.trainer.fence import check_not_fenced
+from services.trainer.groups.ledger import DEAD_LETTER
 from services.trainer.intake.admission import Admission
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
@@ -146,6 +147,7 @@ async def _make_intake(
 ) -> Intake:
     """Return the intake. It will admit again the groups that are neither settled nor on a stream."""
     redis, keys, config, ledger = run.redis, run.keys, run.config, state.ledger
+    reported = ledger.dropped_as(DEAD_LETTER)
 
     def check(group: ScoredGroup) -> None:
         require_trainable(group, vocab_size=inputs.core.vocab_size, total_steps=inputs.length.total_steps)
@@ -200,7 +202,13 @@ async def _make_intake(
         evaluations=evaluations,
         pause=pause,
         changes=ExternalChanges(
-            run, ledger=ledger, scored=scored, evaluations=evaluations, failures=batches.failures, log=run_log
+            run,
+            ledger=ledger,
+            scored=scored,
+            evaluations=evaluations,
+            failures=batches.failures,
+            log=run_log,
+            reported=reported,
         ),
         lost_writes=lost_writes,
     )

@@ -1,7 +1,9 @@
 """Admission: together, without rows that have no prompt, and beside the loop, which reads dead letters meanwhile."""
 
 import asyncio
+import json
 import threading
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -176,7 +178,32 @@ async def test_dead_letters_are_read_in_pages_because_each_has_the_payload_of_a_
     assert asked == [64] * 4
 
 
-async def changes_of(trainer: Trainer, redis: Redis, run_keys: RunKeys, run_config: RunConfig) -> ExternalChanges:
+async def test_a_buried_group_that_was_reported_before_is_reported_again_only_if_it_is_buried_again(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    changes = await changes_of(trainer, redis, run_keys, run_config, reported=[0])
+    await trainer.admission.admit(2)
+
+    async def bury(number: int, reason: str) -> None:
+        letter: dict[Any, Any] = {"stream": run_keys.prompts, "group_id": f"{number:08d}", "reason": reason}
+        await redis.xadd(run_keys.dead, letter | {"payload": b""})
+
+    await bury(0, "before")
+    await bury(1, "meanwhile")
+    await changes.read(at_once=True)
+    await bury(0, "after a replay")
+    await changes.read(at_once=True)
+    entries: Any = await redis.xrange(run_keys.events)
+    assert [json.loads(fields[b"data"])["message"] for _, fields in entries] == [
+        "group 00000001 was buried: meanwhile",
+        "group 00000000 was buried: after a replay",
+    ]
+
+
+async def changes_of(
+    trainer: Trainer, redis: Redis, run_keys: RunKeys, run_config: RunConfig, *, reported: Sequence[int] = ()
+) -> ExternalChanges:
     store = RunStore(redis)
     record = await store.get(run_keys.run_id)
     assert record is not None
@@ -189,4 +216,5 @@ async def changes_of(trainer: Trainer, redis: Redis, run_keys: RunKeys, run_conf
         evaluations=no_evaluations,
         failures=RewardFailures(run_config),
         log=RunLog(redis, keys=run_keys, run_dir=run.files.run_dir),
+        reported=reported,
     )

@@ -326,6 +326,31 @@ async def test_a_buried_group_gives_its_place_to_another(redis: Redis, config: R
     assert (loop.ledger.admitted, loop.ledger.num_trained) == (13, 12)
 
 
+async def test_a_buried_group_is_reported_once_over_all_trainers_of_the_run(
+    redis: Redis, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.trainer.intake.external_changes._EVERY_S", 0.0)
+    await create(redis, config, tmp_path)
+    sender, terminate = FakeSender(redis), asyncio.Event()
+
+    async def end_at_version_3(version: int) -> None:
+        if version == 3:
+            terminate.set()
+
+    sender.may_push = end_at_version_3
+    played = PlayedServices(redis)
+    played.bury = {"00000001"}
+    assert (await train(redis, played=played, sender=sender, terminate=terminate))[0] == "terminated"
+    assert newest_ledger(tmp_path / "run")["dropped"] == {"dead_letter": [[1, 1]]}
+    assert (await train(redis, played=PlayedServices(redis), sender=FakeSender(redis)))[0] == "finished"
+
+    entries: Any = await redis.xrange(RunKeys(RUN_ID).events)
+    told = [json.loads(fields[b"data"]).get("message", "") for _, fields in entries]
+    assert [message for message in told if "was buried" in message] == [
+        "group 00000001 was buried: it kills the engine"
+    ]
+
+
 async def test_groups_without_signal_are_dropped_if_the_run_says_so(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
