@@ -83,6 +83,18 @@ def remove_links_unless_resumable(run_dir: Path) -> None:
             remove_links(run_dir)
 
 
+def runs_with_links(runs_dir: Path) -> list[str]:
+    """Return the ids of the runs in ``runs_dir`` that have links to the checkpoint they begin from.
+
+    Directories that this process may not look into are left out.
+    """
+    try:
+        names = sorted(os.listdir(runs_dir))
+    except OSError:
+        return []
+    return [name for name in names if os.path.isdir(RunFiles(runs_dir / name).beginning)]
+
+
 def let_go(run_dir: Path) -> None:
     """Undo `hold`: remove the run's links and its beginning.json."""
     remove_links(run_dir)

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from services.trainer.beginning.held_files import remove_links, remove_links_unless_resumable
+from services.trainer.beginning.held_files import remove_links, remove_links_unless_resumable, runs_with_links
 from services.trainer.first_of import first_of
 from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.rank_keeper import RankKeeper
@@ -41,7 +41,8 @@ class RunSupervisor:
         self._stopping = stopping
         self._news = asyncio.Event()
         self._changing = asyncio.Lock()
-        self._has_mended_lists = False
+        self._runs_dir = settings.runs_dir
+        self._has_tidied_up = False
         self.keeper = RankKeeper(store, settings=settings, stopping=stopping, pause=self._pause)
 
     def wake(self) -> None:
@@ -121,9 +122,11 @@ class RunSupervisor:
             return None
 
     async def _give_fleet_away(self) -> RunRecord | None:
-        if not self._has_mended_lists:
+        if not self._has_tidied_up:
             await self._store.mend_lists()
-            self._has_mended_lists = True
+            for run_id in await asyncio.to_thread(runs_with_links, self._runs_dir):
+                await self._remove_unneeded_links(run_id)  # of a run whose end was cut short
+            self._has_tidied_up = True
         served = await self._store.served()
         current = served[0] if served else await self._first_queued()
         if await self._store.current_run() != (current.run_id if current else None):

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import httpx
+import pytest
 
 from services.trainer.run_api.trainer_api import TrainerApi
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
+from shared.redis.run_record import Status
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
+from tests.closed_directory import close_directory
 from tests.small_disk import fill, free, small_disk
 from tests.trainer.api_rig import serving, supervising, wait_until
 from tests.trainer.rank_rig import RankPlan, is_alive
@@ -87,6 +91,31 @@ async def test_a_run_that_fails_before_its_first_checkpoint_does_not_keep_the_fi
         await wait_until(lambda: has_status(client, "failed"))
         await wait_until(lambda: not held[0].exists(), timeout_s=60)
     assert held[1].exists(), "it can be resumed, and all its checkpoints may turn out to be damaged"
+
+
+async def test_files_that_a_run_began_from_are_removed_at_the_next_start_if_its_end_was_cut_short(
+    settings: TrainerSettings,
+    redis: Redis,
+    run_config: RunConfig,
+    plan: RankPlan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The service was killed after it had written the run's status. The runs that wait their turn need their files."""
+    statuses: dict[str, Status | None] = {"run-a": "stopped", "run-b": "failed", "run-c": "queued", "run-gone": None}
+    links = {run_id: settings.runs_dir / run_id / "beginning" for run_id in statuses}
+    store = RunStore(redis)
+    for run_id, status in statuses.items():
+        links[run_id].mkdir(parents=True)
+        if status is not None:
+            await store.create(run_id, run_config, run_dir=str(settings.runs_dir / run_id))
+            await store.set_status(run_id, status)
+    await store.ask_to("run-c", "pause")
+    (settings.runs_dir / "lost+found").mkdir()
+    close_directory(monkeypatch, settings.runs_dir / "lost+found")
+    async with supervising(plan.settings(settings, "finish"), redis):
+        await wait_until(lambda: not (links["run-a"].exists() or links["run-b"].exists()))
+    assert links["run-c"].exists()
+    assert links["run-gone"].exists(), "another Redis may have its record"
 
 
 async def test_a_run_whose_disk_is_full_before_its_rank_starts_waits_for_room(
