@@ -5,6 +5,7 @@ daemon thread is abandoned instead, so the work must be safe to cut off at any m
 """
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
@@ -30,14 +31,33 @@ def started(work: Callable[[], _ResultT], *, name: str) -> "Future[_ResultT]":
     return result
 
 
-async def in_thread(work: Callable[[], _ResultT], *, name: str, timeout_s: float | None = None) -> _ResultT:
+async def in_thread(
+    work: Callable[[], _ResultT], *, name: str, timeout_s: float | None = None, places: asyncio.Semaphore | None = None
+) -> _ResultT:
     """Run ``work`` beside the event loop, and return its result or raise its exception.
+
+    Args:
+        work: The work.
+        name: Name of the thread.
+        timeout_s: Longest time until the result, in seconds, with the wait for a place.
+        places: Limits how much work is under way. Work that was abandoned keeps its place until it has ended.
 
     Raises:
         TimeoutError: ``work`` was not done after ``timeout_s`` seconds. It may go on, but its result is dropped.
     """
     async with asyncio.timeout(timeout_s):
-        return await asyncio.wrap_future(started(work, name=name))
+        if places is None:
+            return await asyncio.wrap_future(started(work, name=name))
+        loop = asyncio.get_running_loop()
+
+        def release(_: "Future[_ResultT]") -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(places.release)
+
+        await places.acquire()
+        result = started(work, name=name)
+        result.add_done_callback(release)
+        return await asyncio.wrap_future(result)
 
 
 def abandonable(work: Callable[[], _ResultT], check: Callable[[], None], *, name: str) -> _ResultT:

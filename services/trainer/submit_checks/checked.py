@@ -1,5 +1,6 @@
 """The result type of the checks of a submitted run, and a function that runs a blocking check in a thread."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,12 @@ class Checked:
 
 
 async def checked_in_thread(
-    setting: str, check: Callable[[], Checked], *, timeout_s: float, too_slow: Checked
+    setting: str,
+    check: Callable[[], Checked],
+    *,
+    timeout_s: float,
+    too_slow: Checked,
+    places: asyncio.Semaphore | None = None,
 ) -> Checked:
     """Run a check that blocks on disks and networks, in a thread with a deadline. Errors become part of the result.
 
@@ -43,9 +49,10 @@ async def checked_in_thread(
         check: Makes the check.
         timeout_s: The longest time it may take.
         too_slow: The result if it takes longer.
+        places: Limits how many such checks are made at a time; None for no limit.
     """
     try:
-        return await in_thread(check, timeout_s=timeout_s, name=f"check {setting}")
+        return await in_thread(check, timeout_s=timeout_s, name=f"check {setting}", places=places)
     except TimeoutError:  # is an OSError
         return too_slow
     except (UserError, OSError) as error:

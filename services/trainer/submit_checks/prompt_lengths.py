@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from services.trainer.data.model_files import model_file
+from shared.errors import UserError
 from shared.messages import MAX_MESSAGE_BYTES, Prompt
 from shared.run_options.engine_args import default_max_model_len
 from shared.run_options.run_config import RunConfig
@@ -30,6 +31,9 @@ _MAX_COUNTED_BYTES = 10_000_000
 
 _MAX_COMPARED, _MAX_COMPARED_CHARACTERS = 100, 10_000
 """Prompts, and characters of each text in them, that are compared with the vocabulary."""
+
+_RUST_PANIC = "PanicException"
+"""Name of the exception for a failure inside tokenizers, which cannot be imported. It is no Exception."""
 
 TokenCount = Callable[[Prompt], int]
 
@@ -56,7 +60,7 @@ class PromptTokenizer:
     def count(self, prompt: Prompt) -> int:
         """Return a lower bound of the number of a prompt's tokens, without special tokens and the chat template."""
         texts = (text[:_MAX_CHARACTERS] for text in _texts(prompt))
-        return sum(len(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+        return sum(len(self._encoded(text).ids) for text in texts)
 
     def known_share(self, prompts: Iterable[Prompt]) -> float:
         """Return the share of the first prompts' characters, without whitespace, that the vocabulary has.
@@ -67,12 +71,22 @@ class PromptTokenizer:
         for prompt in itertools.islice(prompts, _MAX_COMPARED):
             for text in _texts(prompt):
                 begun = text[:_MAX_COMPARED_CHARACTERS]
-                encoding = self._tokenizer.encode(begun, add_special_tokens=False)
+                encoding = self._encoded(begun)
                 spans = zip(encoding.ids, encoding.offsets, strict=True)
                 known = {position for token, span in spans if token != self._unknown for position in range(*span)}
                 num_known += len(known)  # their places cannot be compared: BPE that leaves characters out shifts them
                 num_characters += sum(not character.isspace() for character in begun)
         return min(1.0, num_known / num_characters) if num_characters else 1.0
+
+    def _encoded(self, text: str) -> Any:
+        try:
+            # A user's tokenizer may take very long. Unlike this, `encode` would block all threads meanwhile.
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        except BaseException as error:
+            if type(error).__name__ != _RUST_PANIC:
+                raise
+            raise UserError(f"the model's tokenizer fails on a prompt: {error}", field="model") from error
+        return encoding
 
 
 def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) -> int | None:

@@ -35,6 +35,8 @@ from shared.run_options.run_places import misplaced
 from shared.service.tls import PeerTls
 
 _MAX_KEYS = 200
+_MAX_READ_AT_ONCE = 4
+"""Checks that read data sets at a time: a file is in memory as a whole."""
 _BYTES_PER_TOKEN, _BYTES_PER_PROMPT_TOKEN = 13, 5
 """In a message, for each completion: 4 for the id, 1 for the mask; of sampled tokens also 4 for the logprob and about 4
 of text."""
@@ -85,6 +87,7 @@ class RunValidator:
         self._engine_check = engine_check
         self._dataset_check = dataset_check or functools.partial(check_dataset, roots=settings.places_of_data())
         self._lookup = lookup or hub_lookup(settings.hub_timeout_s)
+        self._reading = asyncio.Semaphore(_MAX_READ_AT_ONCE)
 
     async def validate(self, raw: Any) -> ValidRun:
         """Check a run's settings and everything that they name, and return the validated run.
@@ -192,14 +195,15 @@ class RunValidator:
             return Checked(errors=misplaced)
         names = ", ".join(dict.fromkeys(source.path[:200] for source in sources.values()))
         detail = (
-            f"Reading the dataset {names} took longer than {timeout_s:g} s. If it is being downloaded, submit "
-            "again later; otherwise raise HEADRACE_DATASET_CHECK_TIMEOUT_S."
+            f"Reading the dataset {names} took longer than {timeout_s:g} s, with the wait for other checks. If it is "
+            "being downloaded, submit again later; otherwise raise HEADRACE_DATASET_CHECK_TIMEOUT_S."
         )
         return await checked_in_thread(
             "dataset_name",
             lambda: judge_dataset(config, self._dataset_check(config), steps_before=steps_before),
             timeout_s=timeout_s,
             too_slow=Checked(problem=Problem(503, "Dataset not checked", detail, headers={"Retry-After": "30"})),
+            places=self._reading,
         )
 
     async def _check_rewards(self, config: RunConfig) -> Checked:

@@ -1,5 +1,6 @@
 """Blocking work beside the event loop: a result, an error, or a deadline."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.service.daemon_thread import abandonable, in_thread
+from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit
 
@@ -67,3 +69,14 @@ def test_work_is_left_behind_when_the_check_fails() -> None:
 async def test_the_thread_has_the_context_of_its_caller() -> None:
     number.set(7)
     assert await in_thread(number.get, name="a look") == 7
+
+
+async def test_work_keeps_its_place_until_it_has_ended_although_it_was_abandoned() -> None:
+    released, places = threading.Event(), asyncio.Semaphore(2)
+    for _ in range(3):  # the third finds no place
+        with pytest.raises(TimeoutError):
+            await in_thread(lambda: released.wait(600), timeout_s=0.1, name="a look", places=places)
+    assert places.locked()
+    released.set()
+    assert await in_thread(lambda: 1, timeout_s=120, name="a look", places=places) == 1
+    await eventually(lambda: not places.locked())

@@ -11,14 +11,17 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from services.trainer.problems import Problem
 from services.trainer.run_api.trainer_api import make_api
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.run_validation import RunValidator
-from shared.errors import UnavailableError
+from shared.errors import UnavailableError, UserError
 from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 from tests.closed_directory import close_directory
+from tests.eventually import eventually
 from tests.trainer.api_rig import DatasetFile, serving
 from tests.trainer.submit_checks.test_submit import refusal
 
@@ -294,6 +297,37 @@ async def test_an_error_of_the_hub_or_redis_behind_a_check_is_a_503_after_all_er
     assert reply.status_code == 503
     assert reply.json()["detail"] == "Redis does not answer. Try again in a moment."
     assert reply.headers["Retry-After"] == "5"
+
+
+async def test_only_a_few_data_sets_are_read_at_a_time(settings: TrainerSettings, run: Run) -> None:
+    reading, released = list[str](), threading.Event()
+
+    def read(config: RunConfig) -> Any:
+        reading.append(config.dataset_name or "")
+        released.wait(120)
+        raise UserError("it was read", field="dataset_name")
+
+    validator = RunValidator(settings, dataset_check=read)
+    checks = [asyncio.create_task(validator.validate(run)) for _ in range(6)]
+    await eventually(lambda: len(reading) == 4)
+    await asyncio.sleep(0.2)
+    assert len(reading) == 4
+    released.set()
+    for check in checks:
+        with pytest.raises(Problem):
+            await check
+    assert len(reading) == 6
+
+
+async def test_a_tokenizer_that_breaks_inside_tokenizers_is_a_sentence(
+    client: httpx.AsyncClient, run: Run, word_model: Path, dataset: DatasetFile
+) -> None:
+    tokenizer = Tokenizer.from_file(str(word_model / "tokenizer.json"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    tokenizer.save(str(word_model / "tokenizer.json"))
+    dataset.write(json.dumps({"prompt": "a" * 60, "solution": "2"}) + "\n")
+    errors = await refusal(client, run | {"max_prompt_length": 8})
+    assert "the model's tokenizer fails on a prompt" in errors["model"]
 
 
 async def test_missing_surroundings_of_a_run_are_reported(
