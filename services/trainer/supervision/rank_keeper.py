@@ -70,7 +70,7 @@ class RankKeeper:
         return self._notes.get(run_id, "")
 
     def forget_fence(self, run_id: str) -> None:
-        """Serve a run again although a newer trainer took it over, because it was resumed here."""
+        """Serve a run again although a newer trainer took it over, because it was resumed or stopped here."""
         self._fenced.discard(run_id)
 
     def kill(self) -> None:
@@ -187,7 +187,11 @@ class RankKeeper:
             await self._store.lists.leave_others(run_id, "queued", waits_for_room=True)
             return False
         if status == FENCED:
-            log.warning("run %s: a newer trainer has taken it over; its rank is not restarted here", run_id)
+            log.warning(
+                "run %s: a newer trainer has taken it over; its rank is not restarted here, unless the run is resumed "
+                "or stopped here",
+                run_id,
+            )
             self._fenced.add(run_id)
             return False
         if now.desired == "stop":

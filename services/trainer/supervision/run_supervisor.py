@@ -56,6 +56,7 @@ class RunSupervisor:
             if record is None or record.status in TERMINAL:
                 return
             await self._store.ask_to(run_id, "stop")
+            self.keeper.forget_fence(run_id)
             if record.status == "queued":
                 await self._stop_queued(record)
         self.wake()
@@ -90,6 +91,8 @@ class RunSupervisor:
                 return False
             if record is not None:
                 await self._store.ask_to(run_id, desired)
+                if desired == "run":
+                    self.keeper.forget_fence(run_id)
         self.wake()
         return True
 

@@ -132,6 +132,18 @@ async def test_a_fenced_rank_is_left_to_the_trainer_that_has_the_run(
     assert len(plan.pids()) == 2
 
 
+@pytest.mark.parametrize("asked", ["resume_run", "stop_run"])
+async def test_a_fenced_run_is_served_here_again_once_a_user_asks_for_it(
+    asked: str, settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
+) -> None:
+    async with supervising(plan.settings(settings, "exit=3 finish"), redis) as api:
+        await submit(api, run_config, "run-a")
+        await wait_until(lambda: len(plan.pids()) == 1 and api.supervisor.keeper.rank is None)
+        await getattr(api.supervisor, asked)("run-a")
+        await when(api, "finished", "run-a")
+    assert len(plan.pids()) == 2
+
+
 async def test_a_rank_that_cannot_be_started_fails_the_run_with_the_command(
     settings: TrainerSettings, redis: Redis, run_config: RunConfig
 ) -> None:
