@@ -5,13 +5,15 @@
     data: {"step": 12, ...}
 
 Ends with a ``status`` event with ``"final": true`` when the run has ended and all its events were sent, or when the run
-is deleted. Ends without it when this process shuts down; the client then reconnects with Last-Event-ID. Nothing is
-buffered for a client: the next batch is read from Redis after the client has taken the last one.
+is deleted. Ends without it when this process shuts down or Redis stays away; the client then reconnects with
+Last-Event-ID. Nothing is buffered for a client: the next batch is read from Redis after the client has taken the last
+one.
 """
 
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Generator, Iterable
@@ -22,9 +24,12 @@ from starlette.types import Receive, Scope, Send
 
 from services.trainer.problems import Problem
 from services.trainer.run_api.stream_ids import parse_stream_id
+from shared.errors import UnavailableError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, patiently
 from shared.redis.run_store import RunStore
+
+log = logging.getLogger(__name__)
 
 FROM_THE_START = "0-0"
 _KIND = re.compile(r"[^a-z0-9_.-]")
@@ -96,9 +101,13 @@ class EventStreams:
         yield b"retry: 2000\n\n"
         sent_at = time.monotonic()
         while not self._stopping.is_set():
-            # The status is read before the events, so that all events written before the end are sent before it.
-            ending = await self._store.ending(run_id)
-            entries = await self._read(run_id, after=after)
+            try:
+                # The status is read before the events, so that all events written before the end are sent before it.
+                ending = await self._store.ending(run_id)
+                entries = await self._read(run_id, after=after)
+            except UnavailableError as error:
+                log.warning("a stream of events of run %s ends: %s", run_id, error)
+                return
             for entry_id, fields in entries:
                 after = entry_id.decode()
                 yield _event(_text(fields, b"kind"), _text(fields, b"data"), event_id=after)

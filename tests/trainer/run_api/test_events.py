@@ -10,6 +10,7 @@ import pytest
 
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
+from shared.errors import UnavailableError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -44,6 +45,25 @@ async def events(lines: AsyncGenerator[str]) -> AsyncGenerator[Event]:
             if "data" in event:
                 yield event
             event = {}
+
+
+async def test_a_stream_ends_in_order_while_redis_is_away(
+    client: httpx.AsyncClient,
+    api: TrainerApi,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reading = asyncio.create_task(read(client, run_id), name="watcher")
+    await wait_until(lambda: api.streams.num_streams == 1)
+
+    async def be_away(_: str) -> None:
+        raise UnavailableError("reading the run record failed for 60 s")
+
+    monkeypatch.setattr(api.store, "ending", be_away)
+    assert await reading == []
+    assert api.streams.num_streams == 0
+    assert "Exception in ASGI application" not in caplog.text
 
 
 async def read(
