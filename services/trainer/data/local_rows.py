@@ -90,6 +90,49 @@ def bad_values() -> Generator[None]:
         raise BadRowError(f"has a value that cannot be read: {error}") from error
 
 
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a pyarrow table or batch as Python values.
+
+    Values of Arrow's JSON type are decoded, as `datasets` does. It has this type for values of several types.
+
+    Raises:
+        ValueError: A value has no equivalent in Python.
+    """
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for column in table.schema:
+        if _has_json(column.type):
+            for row in rows:
+                row[column.name] = _with_decoded_json(row[column.name], column.type)
+    return rows
+
+
+def _has_json(kind: Any) -> bool:
+    import pyarrow.types
+
+    if pyarrow.types.is_struct(kind):
+        return any(_has_json(field.type) for field in kind)
+    return isinstance(kind, pyarrow.JsonType) or (_is_list(kind) and _has_json(kind.value_type))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types
+
+    kinds: Any = pyarrow.types  # partly untyped
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
+
+
+def _with_decoded_json(value: Any, kind: Any) -> Any:
+    import pyarrow.types
+
+    if value is None:
+        return None
+    if isinstance(kind, pyarrow.JsonType):
+        return msgspec.json.decode(value)
+    if pyarrow.types.is_struct(kind):
+        return {field.name: _with_decoded_json(value[field.name], field.type) for field in kind}
+    return [_with_decoded_json(item, kind.value_type) for item in value] if _is_list(kind) else value
+
+
 class _TableRows:
     """Rows of a pyarrow table in memory.
 
@@ -110,8 +153,7 @@ class _TableRows:
 
     def read(self, position: int) -> dict[str, Any]:
         with bad_values():
-            rows: list[dict[str, Any]] = self._table.slice(position, 1).to_pylist()
-        return rows[0]
+            return rows_of(self._table.slice(position, 1))[0]
 
     def where(self, position: int) -> str:
         return f"{self._path} row {position}"

@@ -69,7 +69,10 @@ class RowFormat:
         if self.may_lack_prompt and self.prompt_column not in row:
             row[self.prompt_column] = [{"role": "user", "content": ""}]
         prompt = self._dress(_prompt(row, self.prompt_column))
-        return prompt, {name: _plain(value, name) for name, value in row.items() if self._goes_along(name)}
+        try:
+            return prompt, {name: _plain(value, name) for name, value in row.items() if self._goes_along(name)}
+        except RecursionError as error:
+            raise BadRowError("has a column that is nested too deeply; leave it out (see columns)") from error
 
     def _goes_along(self, name: str) -> bool:
         if self.environments and name == ENVIRONMENT_COLUMN:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from services.trainer.data.dataset_rows import http_errors, in_words, load_builder, without_media
-from services.trainer.data.local_rows import bad_values, decoded, is_saved_to_disk
+from services.trainer.data.local_rows import bad_values, decoded, is_saved_to_disk, rows_of
 from services.trainer.data.row_source import BadRowError
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
@@ -203,6 +203,6 @@ def _rows_of_parquet(file: BinaryIO, first: int) -> Iterator[Raw]:
 def _rows_of_batch(batch: Any) -> list[Raw]:
     try:
         with bad_values():
-            return list(batch.to_pylist())
+            return list(rows_of(batch))
     except BadRowError as error:
         return [error] if batch.num_rows == 1 else [_rows_of_batch(batch.slice(at, 1))[0] for at in range(len(batch))]

@@ -117,7 +117,8 @@ def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
             "without system_prompt and prompt_as_message, or a model that was made for chat",
         )
     agentic = config.agentic_option
-    if agentic is not None and num_conversations < sum(source.num_checked for source in summary.all_sources()):
+    num_good = sum(source.num_checked - source.num_bad for source in summary.all_sources())
+    if agentic is not None and num_conversations < num_good:
         yield (
             agentic,
             "some prompts are plain text, but a model calls tools only in a conversation; set prompt_as_message: true",

@@ -95,6 +95,7 @@ def test_blank_lines_are_skipped_and_still_counted_as_lines(write: Write) -> Non
         ('{"prompt": [{"role": "user", "content": "a"}, {"content": "b"}]}', "has no 'role' in message 2"),
         ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "has a list as 'content' of message 1"),
         ('{"prompt": "a", "n": 18446744073709551616}', "an integer in 'n' that does not fit"),
+        (f'{{"prompt": "a", "tree": {"[" * 600}{"]" * 600}}}', "has a column that is nested too deeply"),
     ],
 )
 def test_a_bad_row_names_the_file_the_line_and_what_is_wrong(write: Write, line: str, what: str) -> None:

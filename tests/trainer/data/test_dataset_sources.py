@@ -263,6 +263,29 @@ def test_a_directory_that_datasets_understands_is_a_dataset(tmp_path: Path) -> N
     assert [dataset.row_at(n).prompt for n in range(2)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("form", ["parquet", "streamed parquet", "saved to disk"])
+def test_values_of_several_types_are_read_as_datasets_reads_them(tmp_path: Path, form: str) -> None:
+    rows = datasets.Dataset.from_list(
+        [
+            {"prompt": "a", "solution": 4, "tests": [{"in": 1}, {"in": 1, "out": 2}], "info": {"of": None}},
+            {"prompt": "b", "solution": "Paris", "tests": [], "info": {"of": "x"}},
+            {"prompt": "c", "solution": None, "tests": None, "info": None},
+        ],
+        on_mixed_types="use_json",
+    )
+    path, streaming = tmp_path / "train.parquet", dict[str, Any]()
+    if form == "saved to disk":
+        path = tmp_path / "saved"
+        rows.save_to_disk(str(path))
+    else:
+        rows.to_parquet(str(path))
+    if form == "streamed parquet":
+        streaming = {"dataset_streaming": True, "max_steps": 1}
+    read = open_prompts(config(str(path), **streaming))
+    for number, row in enumerate(cast("list[dict[str, Any]]", list(rows))):
+        assert read.row_at(number).columns == {name: value for name, value in row.items() if name != "prompt"}
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_media_in_columns_that_are_left_out_are_not_decoded(tmp_path: Path, is_streamed: bool) -> None:
     """Decoding a sound would need a library that is not installed, and decoding a broken image fails."""

@@ -195,6 +195,18 @@ async def test_tools_need_conversations(client: httpx.AsyncClient, run: Run, mod
     assert await accepted(client, with_tools | {"prompt_as_message": True}) == []
 
 
+async def test_a_bad_row_of_a_directory_is_a_warning_in_an_agent_run_too(
+    client: httpx.AsyncClient, run: Run, model_dir: Path, tmp_path: Path
+) -> None:
+    (model_dir / "chat_template.jinja").write_text("{{ messages }}")
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "train.jsonl").write_text('{"prompt": "1 + 1 =", "solution": "2"}\n{"prompt": "", "solution": "2"}\n')
+    with_tools = run | {"dataset_name": str(rows), "tools": ["my_tools:add"], "prompt_as_message": True}
+    warnings = await accepted(client, with_tools)
+    assert any("cannot be used; the first: " in warning for warning in warnings), warnings
+
+
 async def test_options_of_a_chat_template_need_conversations(
     client: httpx.AsyncClient, run: Run, dataset: DatasetFile, model_dir: Path
 ) -> None:
