@@ -40,3 +40,17 @@ async def test_both_workers_sample_from_the_pushed_weights(
         assert result.is_confirmed
         for _ in range(4):  # so that each of the two engine cores is asked
             await check(pair, policy, version=version)
+
+
+async def test_after_a_worker_that_failed_to_load_the_next_push_succeeds(
+    pair: ReplicaProcess, model_dir: Path, redis: Redis, run_keys: RunKeys, sender: WeightSender
+) -> None:
+    await pair.register(redis, run_keys)
+    policy = make_policy(model_dir, seed=1)
+    await pair.set_fault("no memory")
+    result = await sender.push(weights_of(policy), policy_version=0, prober=prober_of(policy))
+    assert "no memory on this worker" in result.failed["generator-pair"]
+    await pair.set_fault("")
+    result = await sender.push(weights_of(policy), policy_version=0, prober=prober_of(policy))
+    assert result.failed == {}
+    await check(pair, policy, version=0)

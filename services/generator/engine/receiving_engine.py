@@ -11,12 +11,12 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from services.generator.engine.adapter import AdapterSpec, loading_request, serving_request
 from services.generator.engine.engine import EngineDiedError
 from services.generator.engine.engine_config import PROBE_PRIORITY
-from services.generator.worker.worker_reports import Progress, WorkerReports
+from services.generator.worker.worker_reports import FAILURE, Progress, WorkerReports
 from shared.control import Transport
 from shared.errors import PushError, UserError
 
@@ -51,7 +51,11 @@ class ReceivingEngine(Protocol):
         ...
 
     async def call_workers(self, move: str, **arguments: Any) -> list[Any]:
-        """Call the method ``move`` of WorkerTransfer (worker_transfer.py) in every worker, and return all results."""
+        """Call the method ``move`` of WorkerTransfer (worker_transfer.py) in every worker, and return all results.
+
+        Raises:
+            PushError: The move failed in a worker.
+        """
         ...
 
     async def progress(self, *, wait_s: float) -> Sequence[Progress]:
@@ -159,7 +163,11 @@ class VllmReceivingEngine:
         # Not AsyncLLM.collective_rpc, which returns only the first engine's answers if there are several data-parallel
         # engines.
         engines: list[list[Any]] = await self._client.engine_core.call_utility_all_async(*rpc)
-        return [answer for workers in engines for answer in workers]
+        answers = [answer for workers in engines for answer in workers]
+        for answer in answers:
+            if isinstance(answer, dict) and FAILURE in answer:
+                raise PushError(cast("dict[str, str]", answer)[FAILURE])
+        return answers
 
     async def progress(self, *, wait_s: float) -> Sequence[Progress]:  # noqa: D102
         reported = await self._reports.wait(wait_s)

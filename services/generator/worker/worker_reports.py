@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 ENTERING, CHECKING, RECEIVING, IDLE = "entering", "checking", "receiving", "idle"
 """Phases of a worker."""
+FAILURE = "failure"
+"""Key of the reason in the answer of a worker whose move failed."""
 _MAX_BYTES = 32 * 1024
 _MAX_FAILURE_CHARACTERS = 2000
 _LOST_S = 0.5

@@ -31,10 +31,11 @@ from services.generator.worker.model_check import FullSet, check_adapters, check
 from services.generator.worker.model_load import CheckedReload, write_adapters
 from services.generator.worker.staged_weights import StagedWeights, StagingMemory, digest, staging_bytes
 from services.generator.worker.weight_wires import Wire, open_wire, receive_chunks, receive_version
-from services.generator.worker.worker_reports import CHECKING, ENTERING, IDLE, RECEIVING, Progress, ReportTo
+from services.generator.worker.worker_reports import CHECKING, ENTERING, FAILURE, IDLE, RECEIVING, Progress, ReportTo
 from shared.weights import weight_checksum
 from shared.weights.parameter_spec import Spec
 
+log = logging.getLogger(__name__)
 cuda: Any = torch.cuda  # partly untyped
 _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load", "reserve"})
 
@@ -57,17 +58,23 @@ class WorkerExtension:
     _headrace_transfer: "WorkerTransfer | None" = None
 
     def headrace_push(self, move: str, arguments: dict[str, Any], report_to: Sequence[Any] | None = None) -> Any:
-        """Call the method ``move`` of this worker's WorkerTransfer, and return its result.
+        """Call the method ``move`` of this worker's WorkerTransfer, and return its result, or a failure by this name.
 
         If ``report_to`` is given, the progress of the move is reported to that address.
         """
-        if move not in _MOVES:
-            raise ValueError(f"a push has no move {move}")
-        if self._headrace_transfer is None:
-            self._headrace_transfer = WorkerTransfer(self)
-        if report_to is not None:
-            self._headrace_transfer.report_to = ReportTo(*report_to)
-        return getattr(self._headrace_transfer, move)(**arguments)
+        try:
+            if move not in _MOVES:
+                raise ValueError(f"a push has no move {move}")  # noqa: TRY301
+            if self._headrace_transfer is None:
+                self._headrace_transfer = WorkerTransfer(self)
+            if report_to is not None:
+                self._headrace_transfer.report_to = ReportTo(*report_to)
+            return getattr(self._headrace_transfer, move)(**arguments)
+        except Exception as error:
+            # Not raised: vLLM's executor stops reading at the first worker that fails, and would take what the other
+            # workers answer for their answers to the next call.
+            log.exception("the move %s of a push failed", move)
+            return {FAILURE: str(error) or type(error).__name__}
 
     def headrace_make_ready(self) -> None:
         """Allocate the receive buffers of a pipeline worker, which vLLM 0.32 allocates only in a warm-up.

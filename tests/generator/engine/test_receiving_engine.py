@@ -4,14 +4,15 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from services.generator.engine.receiving_engine import ReceivingEngine
+from services.generator.engine.receiving_engine import ReceivingEngine, VllmReceivingEngine
 from services.generator.receive import guarded_engine
 from services.generator.receive.guarded_engine import GuardedEngine
-from services.generator.worker.worker_reports import Progress
+from services.generator.worker.worker_reports import FAILURE, Progress
 from shared.control import BeginRequest
 from shared.errors import PushError, UnavailableError
 
@@ -33,6 +34,21 @@ class Workers:
         pause_s, phase, failure = self._said.pop(0) if len(self._said) > 1 else self._said[0]
         time.sleep(pause_s)  # noqa: ASYNC251  as a process that is stopped
         return [Progress(phase, failure, None)]
+
+
+async def test_the_failure_of_a_worker_is_raised_once_all_have_answered() -> None:
+    class Core:
+        async def call_utility_all_async(self, *_: Any) -> list[list[Any]]:
+            return [[None, {FAILURE: "no memory"}]]
+
+    parallel = SimpleNamespace(world_size=2, data_parallel_size=1)
+    client = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel), engine_core=Core())
+    engine = VllmReceivingEngine(client)
+    try:
+        with pytest.raises(PushError, match=r"^no memory$"):
+            await engine.call_workers("load")
+    finally:
+        engine.close()
 
 
 def guarded(workers: Workers) -> tuple[GuardedEngine, list[str]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from services.generator.worker.staged_weights import StagedWeights, StagingMemory, staging_bytes
+from services.generator.worker.worker_reports import FAILURE
 from shared.weights.parameter_spec import Spec
 
 if TYPE_CHECKING:
@@ -191,6 +192,19 @@ def test_bytes_received_directly_into_the_model_have_the_right_checksum(wire: Na
     worker.forget()
     with pytest.raises(RuntimeError, match="no complete weights"):
         worker.load()
+
+
+def test_a_move_that_fails_is_answered_and_not_raised() -> None:
+    """Otherwise vLLM's executor takes the other workers' answers for those to the next call."""
+    from services.generator.worker.worker_transfer import WorkerExtension
+
+    def load() -> None:
+        raise RuntimeError("no memory")
+
+    worker: Any = WorkerExtension()
+    worker._headrace_transfer = SimpleNamespace(load=load)
+    assert worker.headrace_push("load", {}) == {FAILURE: "no memory"}
+    assert worker.headrace_push("vanish", {}) == {FAILURE: "a push has no move vanish"}
 
 
 def test_staging_memory_is_allocated_once_and_before_the_first_push(
