@@ -3,8 +3,9 @@
     rank 0 --command--> [PolicyCore] --done, or why not--> rank 0
 
 A follower does not use Redis and does not see prompt groups. It exits when rank 0 reports the end of the run. If rank 0
-disappears, it exits so that it can be started again: at once if the connection closes, after ``_SILENCE_S`` if rank 0
-is silent. It ignores SIGTERM, because rank 0 may need all ranks for a last checkpoint.
+disappears, it exits so that it can be started again: at once if the connection closes; if rank 0 is silent, after
+``_SILENCE_S`` or the timeout of collectives, whichever is longer. It ignores SIGTERM, because rank 0 may need all ranks
+for a last checkpoint.
 """
 
 import logging
@@ -61,8 +62,9 @@ def follow(ranks: DistributedRanks) -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     follower = Follower(ranks)
+    silence_s = max(_SILENCE_S, ranks.timeout_s)  # rank 0 is silent while it waits for a slower rank's answer
     while True:
-        command = decode_command(ranks.receive(0, timeout_s=_SILENCE_S))
+        command = decode_command(ranks.receive(0, timeout_s=silence_s))
         if isinstance(command, End):
             return
         if isinstance(command, StillHere):

@@ -79,7 +79,8 @@ class BoundRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return this machine's number, the number of machines, and the store in which torchrun's agents meet."""
-        store = c10d.PrefixStore("agents", self.store)
+        # With the run's id: a launcher of an earlier run, which somebody left running, must not join this one.
+        store = c10d.PrefixStore(f"agents/{self._run_id}", self.store)
         return RendezvousInfo(store, self._node_rank, self._num_nodes, self._where)
 
     def is_closed(self) -> bool:

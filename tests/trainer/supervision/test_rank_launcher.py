@@ -10,6 +10,7 @@ import pytest
 
 from headrace.local.process_table import mark, wait_until_gone
 from services.trainer.supervision.rank_launcher import Node, launch
+from services.trainer.supervision.rank_rendezvous import BoundRendezvous
 from tests.eventually import eventually
 from tests.trainer.policy.sharded_steps import start
 
@@ -21,6 +22,15 @@ def own_signals() -> Iterator[None]:
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("run_id", ["run-a", "run-b"])
+def test_only_launchers_of_one_run_meet(run_id: str) -> None:
+    first = BoundRendezvous(host="127.0.0.1", port=0, node_rank=0, num_nodes=2, run_id="run-a", timeout_s=120)
+    port = int(first.store.port)
+    second = BoundRendezvous(host="127.0.0.1", port=port, node_rank=1, num_nodes=2, run_id=run_id, timeout_s=120)
+    first.next_rendezvous().store.set("torchelastic/role_info/0", "x")
+    assert second.next_rendezvous().store.check(["torchelastic/role_info/0"]) is (run_id == "run-a")
 
 
 @pytest.mark.usefixtures("own_signals")
