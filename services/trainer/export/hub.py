@@ -14,6 +14,12 @@ from shared.errors import HeadraceError
 
 _ResultT = TypeVar("_ResultT")
 
+_OF_EARLIER_MODELS = [
+    *("adapter_config.json", "adapter_model.*", "config.json", "model.safetensors*", "model-*-of-*.safetensors"),
+    *("chat_template.*", "additional_chat_templates/*"),
+]
+"""Patterns of files in a repository that loaders would read instead of, or besides, the files that are uploaded."""
+
 
 class HubError(HeadraceError):
     """The hub could not be reached, or refused a request. The local model is unchanged."""
@@ -40,7 +46,7 @@ def open_repository(repo_id: str, *, is_private: bool) -> str:
 
 
 def upload(directory: Path, repo_id: str, *, message: str) -> str:
-    """Upload all files of a directory, and return the repository's URL.
+    """Upload all files of a directory, and return the repository's URL. Weights of earlier models are removed.
 
     Args:
         directory: Directory of the model.
@@ -53,14 +59,19 @@ def upload(directory: Path, repo_id: str, *, message: str) -> str:
     from huggingface_hub import HfApi
 
     api = HfApi()
-    _asking(lambda: api.upload_folder(repo_id=repo_id, folder_path=directory, commit_message=message))
+    _asking(
+        lambda: api.upload_folder(
+            repo_id=repo_id, folder_path=directory, commit_message=message, delete_patterns=_OF_EARLIER_MODELS
+        )
+    )
     return f"{api.endpoint}/{repo_id}"
 
 
 def by_hand(directory: Path, repo_id: str, *, is_private: bool) -> str:
     """Return the shell command with which a user can upload the directory."""
     private = ["--private"] if is_private else []
-    return shlex.join(["hf", "upload", repo_id, str(directory), ".", *private])
+    removed = [f"--delete={pattern}" for pattern in _OF_EARLIER_MODELS]
+    return shlex.join(["hf", "upload", repo_id, str(directory), ".", *private, *removed])
 
 
 def _asking(work: Callable[[], _ResultT]) -> _ResultT:

@@ -4,7 +4,8 @@ POST api/repos/create                a repository of the token's owner
 POST api/models/ID/preupload/main    which files go to LFS
 POST ID.git/info/lfs/objects/batch   the upload URLs of these files, by SHA-256
 PUT  lfs/OID                         the content of a file
-POST api/models/ID/commit/main       the files in git, and the names of files in LFS
+GET  api/models/ID/tree/main         the names of all files
+POST api/models/ID/commit/main       the files in git, the names of files in LFS, and the files to delete
 POST api/models/ID/branch/NAME       a branch, whose files are those of `ID@NAME`; it stands for main in the others
 """
 
@@ -23,6 +24,7 @@ TOKEN = "hf_fake"
 OWNER = "someone"
 _BRANCH = re.compile(r"/api/models/(.+)/branch/([^/]+)")
 _COMMIT = re.compile(r"/api/models/(.+)/commit/([^/]+)")
+_TREE = re.compile(r"/api/models/(.+)/tree/main")
 
 
 @dataclass
@@ -51,7 +53,7 @@ class FakeHub:
     def __post_init__(self) -> None:
         self.hold.set()
 
-    def answer(self, method: str, path: str, body: bytes, token: str | None) -> tuple[int, dict[str, Any]]:
+    def answer(self, method: str, path: str, body: bytes, token: str | None) -> tuple[int, Any]:
         """Return status and JSON for one request."""
         if method == "PUT" and path.startswith("/lfs/"):
             self.asked_to_store.set()
@@ -70,6 +72,8 @@ class FakeHub:
             return self._create(json.loads(body))
         if (found := _BRANCH.fullmatch(path)) is not None:
             return self._branch(*found.groups())
+        if (found := _TREE.fullmatch(path)) is not None:
+            return 200, [{"type": "file", "path": name, "size": 1, "oid": "1"} for name in self.files[found[1]]]
         if "/preupload/" in path:
             return 200, {"files": [_mode(file) for file in json.loads(body)["files"]]}
         if path.endswith(".git/info/lfs/objects/batch"):
@@ -105,6 +109,8 @@ class FakeHub:
                 self.files[repo_id][value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 self.files[repo_id][value["path"]] = self.large[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del self.files[repo_id][value["path"]]
         return 200, {"commitUrl": f"{self.url}/{repo_id}/commit/1", "commitOid": "1", "success": True}
 
 

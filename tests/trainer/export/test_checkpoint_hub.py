@@ -126,6 +126,23 @@ async def test_the_model_is_uploaded_with_its_card_and_what_was_uploaded_loads(
     assert 'from_pretrained("group/better"' in (downloaded / "README.md").read_text()
 
 
+async def test_the_files_of_earlier_models_in_a_repository_are_removed_and_others_kept(
+    redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
+) -> None:
+    adapters = {"adapter_config.json", "adapter_model.safetensors"}
+    shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}
+    templates = {"chat_template.json", "additional_chat_templates/rag.jinja"}
+    mine = {"notes.md", "LICENSE", "onnx/config.json", "older/model.safetensors"}
+    hub.files["group/better"] = dict.fromkeys(adapters | shards | templates | mine | {"config.json"}, b"{}")
+    run = Run(redis, tmp_path, tiny_model, push_to_hub=True, hub_model_id="group/better")
+    assert await run.end() == ""
+    uploaded = {path.name for path in run.files.model.iterdir()}
+    assert {"config.json", "model.safetensors"} <= uploaded
+    assert set(hub.files["group/better"]) == uploaded | mine
+    assert hub.files["group/better"]["config.json"] == (run.files.model / "config.json").read_bytes()
+    assert len(hub.messages) == 1, "the repository never has half a model"
+
+
 async def test_a_name_without_an_owner_becomes_the_tokens_owners(
     redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -159,7 +176,7 @@ async def test_an_upload_that_fails_leaves_the_model_the_reason_and_the_command_
     assert warning is not None
     assert said in warning
     by_hand = shlex.join(["hf", "upload", "group/better", str(run.files.model), ".", "--private"])
-    assert warning.endswith(f"To upload it: {by_hand}")
+    assert f"To upload it: {by_hand} --delete=adapter_config.json " in warning
     assert (await run.messages())[-1] == warning
     assert AutoModelForCausalLM.from_pretrained(run.files.model).num_parameters() > 0
 
