@@ -12,8 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from services.trainer.checkpoints.core_state import STATE_FILE
 from services.trainer.checkpoints.shards import read_shards, saved_shapes
-from services.trainer.policy.lora import CONFIG_FILE, write_adapters
+from services.trainer.policy.lora import BASE_HASH, CONFIG_FILE, fingerprint, write_adapters
 from services.trainer.policy.policy_model import load_policy, save_policy
 from shared.errors import UserError
 
@@ -38,12 +39,18 @@ def export_merged(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
     """Merge the adapters in ``source`` into their base model, and write that model to ``directory``.
 
     Raises:
-        UserError: The base model is missing or has other shapes.
+        UserError: The base model is missing, or is not the one that the adapters were trained with.
         OSError: The directory could not be written.
     """
     described: dict[str, Any] = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
     base = str(described["base_model_name_or_path"])
     lm = load_policy(base, revision=described.get("revision"), device=torch.device("cpu"))
+    numbers: dict[str, Any] = json.loads((source.parent / STATE_FILE).read_text(encoding="utf-8"))
+    if numbers.get(BASE_HASH, found := fingerprint(lm)) != found:
+        raise UserError(
+            f"{base} does not have the weights that the adapters were trained with: they have changed since, or were "
+            "in 4 bits. Restore them, or export the adapters without --merge"
+        )
     weights = dict(cast(torch.nn.Module, lm).named_parameters())
     rank = int(described["r"])
     factor = float(described["lora_alpha"]) / (math.sqrt(rank) if described.get("use_rslora") else rank)

@@ -1,6 +1,7 @@
 """LoRA in the trainer's core: the weights that change, the saved adapter, and loading it with PEFT."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -271,6 +272,26 @@ def test_adapters_that_cannot_be_merged_are_refused_with_the_reason(
     assert main(["export", str(plain), "--to", str(tmp_path / "merged"), "--merge"]) != 0
     assert "no adapters to merge" in capsys.readouterr().err
     assert not (tmp_path / "merged").exists()
+
+
+def test_adapters_are_not_merged_into_a_base_that_has_changed_since(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    _, checkpoint = saved_run(tmp_path / "run-1", base, dtype="bfloat16")
+    moved = tmp_path / "moved"
+    shutil.copytree(checkpoint, moved)
+    assert main(["export", str(moved), "--to", str(tmp_path / "merged"), "--merge"]) == 0
+    lm: Any = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        lm.get_input_embeddings().weight[0, 0] += 1
+    lm.save_pretrained(base)
+    for exported in (checkpoint, moved):
+        assert main(["export", str(exported), "--to", str(tmp_path / "other"), "--merge"]) != 0
+        assert "base does not have the weights that the adapters were trained with" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert main(["export", str(checkpoint), "--to", str(tmp_path / "adapters")]) == 0
 
 
 def test_dropout_is_in_passes_that_learn_and_nowhere_else(tiny_model: Path) -> None:
