@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shared.run_options.data import LOCAL_SUFFIXES
 from shared.run_options.lora import served_rank
@@ -20,6 +20,8 @@ from shared.user_code.places import HASH_DIGITS
 FILE_NAME = "README.md"
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_ABSOLUTE = ("/", "~")
+"""Beginnings of absolute paths."""
 _OF_SCRIPT = re.compile(rf"^(?P<name>\w+)_[0-9a-f]{{{HASH_DIGITS}}}:(?P=name)$")
 """Name of a function that a script wrote, under a module named after its text."""
 _ROWS_OF_SCRIPT = re.compile(r"^data-[0-9a-f]{12}\.(parquet|jsonl)$")
@@ -39,6 +41,7 @@ _TOLD_ELSEWHERE = {
         "hub_private_repo",
         "report_to",
         "project",
+        "weight_dir",
     ),
 }
 _MAIN_METRICS = (
@@ -132,7 +135,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, about in RunConfig.model_fields.items():
         is_told = name in _MAIN_SETTINGS or name in _TOLD_ELSEWHERE or name not in config
         if not is_told and config[name] != about.get_default(call_default_factory=True):
-            yield name, _value(config[name])
+            yield name, _value(_without_directories(config[name]))
 
 
 def _metrics(metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
@@ -147,19 +150,21 @@ def _rewards(config: Mapping[str, Any]) -> Iterator[str]:
     names: list[str] = config.get("reward_funcs") or []
     weights: list[float] = config.get("reward_weights") or [1.0] * len(names)
     for name, weight in zip(map(_own_name, names), weights, strict=False):
-        yield f"`{name}`" if weight == 1 else f"`{name}` (weight {weight:g})"
+        yield name if weight == 1 else f"{name} (weight {weight:g})"
     if not names:
         given: str | Mapping[str, str] | None = config.get("environment_factory")
         yield from (
-            f"that of the environment `{_own_name(it)}`"
+            f"that of the environment {_own_name(str(it))}"
             for it in (given.values() if isinstance(given, Mapping) else [given])
         )
 
 
-def _own_name(name: str | None) -> str | None:
-    """Return a reward function's name without the module that was generated from a script; keep other names."""
-    of_script = _OF_SCRIPT.match(name or "")
-    return of_script["name"] if of_script else name
+def _own_name(name: str) -> str:
+    """Return a reward's name as Markdown code, without the module generated from a script or a private directory."""
+    if name.startswith(_ABSOLUTE):
+        return _named(name)
+    of_script = _OF_SCRIPT.match(name)
+    return f"`{of_script['name'] if of_script else name}`"
 
 
 def _data_sets(config: Mapping[str, Any]) -> list[str]:
@@ -181,6 +186,15 @@ def _named(name: str) -> str:
     if _ROWS_OF_SCRIPT.match(Path(name).name):
         return "rows of a script"
     return f"`{name}`" if _hub_id(name) else f"`{Path(name).name}` (a local path)"
+
+
+def _without_directories(value: Any) -> Any:
+    """Return a setting with the last part only of each local path in it."""
+    if isinstance(value, str):
+        return _named(value) if value.startswith(_ABSOLUTE) else value
+    if isinstance(value, Mapping):
+        return {key: _without_directories(part) for key, part in cast(Mapping[str, Any], value).items()}
+    return [_without_directories(part) for part in cast(list[object], value)] if isinstance(value, list) else value
 
 
 def _table(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> Iterator[str]:

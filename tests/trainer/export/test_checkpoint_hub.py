@@ -231,10 +231,40 @@ def test_the_header_of_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
 def test_a_card_names_no_path_of_the_machine(tmp_path: Path) -> None:
     from services.trainer.export.model_card import RunFacts, model_card
 
-    data, model = tmp_path / "private" / "rows.jsonl", tmp_path / "private" / "start"
-    config = RunConfig(model=str(model), dataset_name=str(data), reward_funcs=["accuracy_reward"])
+    private = tmp_path / "private"
+    config = RunConfig(
+        model=str(private / "start"),
+        dataset_name=str(private / "rows.jsonl"),
+        eval_dataset_name=str(private / "eval.jsonl"),
+        eval_steps=5,
+        reward_funcs=["accuracy_reward", str(private / "rm")],
+        reward_weights=[1, 0.5],
+        weight_transport="disk",
+        weight_dir=str(private / "weights"),
+        vllm={"speculative_config": {"model": str(private / "draft")}},
+    )
     card = model_card(RunFacts(config=config.model_dump(mode="json")), title="model")
     assert "private" not in card
     assert "`rows.jsonl` (a local path)" in card
+    assert "Rewards: `accuracy_reward`, `rm` (a local path) (weight 0.5)" in card
+    assert "| `eval_dataset_name` | `eval.jsonl` (a local path) |" in card
+    assert "`draft` (a local path)" in card
     header = yaml.safe_load(card.split("---\n")[1])
     assert not {"base_model", "datasets"} & header.keys()
+
+
+def test_the_evaluation_rows_of_a_script_are_no_file_on_its_card() -> None:
+    from services.trainer.export.model_card import RunFacts, model_card
+
+    inputs = "/home/me/.headrace/inputs"
+    config = RunConfig(
+        model="Qwen/Qwen3-0.6B",
+        dataset_name=f"{inputs}/data-0123456789ab.parquet",
+        eval_dataset_name=f"{inputs}/data-ba9876543210.parquet",
+        eval_steps=5,
+        reward_funcs=["accuracy_reward"],
+    )
+    card = model_card(RunFacts(config=config.model_dump(mode="json")), title="model")
+    assert "* Data: rows of a script" in card
+    assert "| `eval_dataset_name` | rows of a script |" in card
+    assert ".headrace" not in card
