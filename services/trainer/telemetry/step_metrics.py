@@ -71,14 +71,17 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, conf
     metrics = _lengths(rollouts) | _rewards(groups, config)
     if any(not group.waiting.group.prompt.prompt_ids for group in groups):
         metrics |= _of_agents(rollouts)
-    for name, shown in metric_names(reward_names(rollouts)).items():
-        # Groups with different environments have different rewards.
+    names = reward_names(rollouts)
+    # Groups with different environments have different rewards. In every batch, a reward has the same name.
+    of_run = dict.fromkeys((*config.reward_funcs, *config.environment_factories().values(), *names))
+    shown_names = metric_names([*of_run])
+    for name in names:
         given = [outcome for rollout in rollouts for outcome in rollout.rewards if outcome.name == name]
         values_B = np.array([_value(outcome) for outcome in given], dtype=np.float64)
         failed_B = [is_failure(outcome.outcome) for outcome in given]
         # A lost rollout was never given to the function.
         latencies_B = [outcome.latency_s for outcome in given if outcome.outcome != "lost"]
-        prefix = f"rewards/{shown}"
+        prefix = f"rewards/{shown_names[name]}"
         metrics[f"{prefix}/mean"] = _mean(values_B)
         metrics[f"{prefix}/std"] = _std(values_B)
         metrics[f"{prefix}/failed_ratio"] = float(np.mean(failed_B))

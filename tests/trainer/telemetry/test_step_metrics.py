@@ -76,6 +76,17 @@ def metrics(*groups: TrainedGroup, policy_version: int = 0, **changes: Any) -> d
     return rollout_metrics(groups, policy_version=policy_version, config=CONFIG.model_copy(update=changes))
 
 
+def test_environments_whose_classes_share_a_name_have_the_same_metrics_in_every_batch() -> None:
+    played = {"chess": "chess:Environment", "go": "go:Environment"}
+    of_chess = trained(0, [{"chess:Environment": 1.0}, {"chess:Environment": 0.0}])
+    of_go = trained(1, [{"go:Environment": 0.25}, {"go:Environment": 0.25}])
+    means = {"rewards/chess.Environment/mean": 0.5, "rewards/go.Environment/mean": 0.25}
+    found: dict[str, float] = {}
+    for groups in ((of_chess,), (of_go,), (of_chess, of_go)):
+        found |= metrics(*groups, reward_funcs=[], environment_factory=played)
+    assert {name: found[name] for name in found if name.startswith("rewards/") and name.endswith("/mean")} == means
+
+
 def test_groups_in_different_environments_have_their_own_rewards() -> None:
     of_chess: list[Said] = [{"exact": 1.0, "envs:Chess": 0.25}, {"exact": 0.0, "envs:Chess": 0.75}]
     of_go: list[Said] = [{"exact": 1.0, "envs:Go": 1.0}, {"exact": 0.0, "envs:Go": "late"}]
