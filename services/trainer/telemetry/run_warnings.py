@@ -198,10 +198,12 @@ def _skipped(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> RunWar
     if not _is_number(skipped) or skipped < 1:
         return None
     count = "1 evaluation was" if skipped == 1 else f"{skipped:.0f} evaluations were"
+    every, steps = config.get("eval_steps"), _steps_per_batch(config)
+    why = f"an evaluation takes longer than eval_steps={every} steps; raise eval_steps or lower max_eval_prompts"
+    if _is_number(every) and 1 <= every < steps:
+        why = f"evaluations begin between batches, and a batch has {steps} steps; set eval_steps to {steps} or more"
     return RunWarning(
-        "evaluation_skipped",
-        f"{count} skipped before that of step {evaluation['step']:.0f}, because an evaluation takes longer than "
-        f"eval_steps={config.get('eval_steps')} steps; raise eval_steps or lower max_eval_prompts",
+        "evaluation_skipped", f"{count} skipped before that of step {evaluation['step']:.0f}, because {why}"
     )
 
 

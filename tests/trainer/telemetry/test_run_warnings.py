@@ -136,6 +136,17 @@ def test_an_evaluation_that_was_skipped_or_is_incomplete_is_reported_without_any
     assert said([], whole | unscored) == "the evaluation of step 10 has no score for 4 of 9 prompts"
 
 
+def test_evaluations_that_are_due_within_a_batch_are_not_said_to_take_long() -> None:
+    config = CONFIG | {"steps_per_generation": 4, "eval_steps": 2}
+    (warning,) = find_warnings([], {"step": 8.0, "eval_skipped": 1.0}, config)
+    assert warning.says == (
+        "1 evaluation was skipped before that of step 8, because evaluations begin between batches, and a batch has 4 "
+        "steps; set eval_steps to 4 or more"
+    )
+    (warning,) = find_warnings([], {"step": 8.0, "eval_skipped": 1.0}, config | {"eval_steps": 4})
+    assert "an evaluation takes longer than eval_steps=4 steps" in warning.says
+
+
 def test_lines_without_rollouts_are_no_batches_but_their_time_counts() -> None:
     # Two steps a batch: in the first the trainer waited 1.5 of 2 s, in the second it did not wait. 0.75 of 2 s.
     lines = [line for batch in batches(5, wait_time=1.5) for line in (batch, {"step_time": 2.0, "wait_time": 0.0})]
