@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from services.trainer.run_outputs import read_last_metrics
 from services.trainer.telemetry.completions_table import completions_table, rendered
 from services.trainer.telemetry.metric_catalogue import EVALUATION, is_latest
 from services.trainer.telemetry.step_metrics import TrainedGroup
@@ -35,13 +36,15 @@ class Reports:
         run_id: The run's id, also in the trackers.
         run_dir: Trackers keep their local files below it.
         total_steps: Optimizer steps of the run, of which ``logging_steps`` may be a share.
-        resumed_step: Optimizer steps done before this process started; 0 for a new run.
+        resumed_step: Optimizer steps done before this process started; 0 for a new run. The run's log ends with it.
     """
 
     def __init__(self, config: RunConfig, *, run_id: str, run_dir: Path, total_steps: int, resumed_step: int) -> None:
         self._config = config
-        self._every = config.in_steps(total_steps).logging_steps
+        self._every = int(config.in_steps(total_steps).logging_steps)
         self._window = MetricWindow()
+        if config.report_to:
+            self._take_steps_without_report(run_dir, resumed_step)
         self._newest: Sequence[TrainedGroup] = ()
         self._step = resumed_step
         self._told: set[str] = set()
@@ -106,6 +109,12 @@ class Reports:
             tracker.end()
         for tracker in self._trackers:
             tracker.wait(timeout_s=max(0.0, ends_at - time.monotonic()))
+
+    def _take_steps_without_report(self, run_dir: Path, resumed_step: int) -> None:
+        """Add the logged steps since the last one at which a report was due. They are not made again."""
+        with contextlib.suppress(OSError):  # the next report is then of fewer steps
+            for line in read_last_metrics(run_dir, limit=resumed_step % self._every):
+                self._window.add({name: value for name, value in line.items() if value is not None})
 
     def _report(self) -> None:
         """Report the steps since the last report, if there are any."""

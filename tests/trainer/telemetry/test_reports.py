@@ -130,6 +130,18 @@ def test_the_last_steps_are_reported_when_the_run_is_over(
     assert ("Step 6" in capsys.readouterr().err) == run_is_over
 
 
+@pytest.mark.parametrize(("resumed_step", "mean"), [(7, 4.75), (6, 4.0), (4, 1.0)])
+def test_steps_before_a_restart_that_were_not_reported_count_in_the_next_report(
+    tmp_path: Path, resumed_step: int, mean: float
+) -> None:
+    lines = [{"step": float(step), "loss": float(step), "kl": None} for step in range(1, resumed_step + 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    told = reports(tmp_path, report_to=["tensorboard"], logging_steps=4, resumed_step=resumed_step)
+    told.step(resumed_step + 1, {"loss": 1.0})
+    told.close()
+    assert scalars_of_tensorboard(tmp_path) == {resumed_step + 1: mean}
+
+
 def test_event_files_have_no_step_twice_after_a_death_before_the_first_checkpoint(tmp_path: Path) -> None:
     for loss in (0.25, 0.5):
         told = reports(tmp_path, report_to=["tensorboard"])
