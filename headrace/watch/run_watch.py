@@ -198,6 +198,14 @@ class RunWatch:
         best: dict[str, Any] | None = self._progress().get("best")
         return "" if best is None else f"step {best['step']}, {best['metric']} {best['value']:.6g}"
 
+    @property
+    def is_best_model(self) -> bool:
+        """Whether the final model was to have the weights of the best evaluation, and has them."""
+        best: dict[str, Any] | None = self._progress().get("best")
+        if best is None or not self.run["config"].get("load_best_model_at_end"):
+            return False
+        return self._progress().get("model_step") in (None, best["step"])  # older trainers do not report it
+
     def count(self, name: str) -> int:
         """Return a count from the run's progress, such as ``groups_trained``."""
         return int(self._progress().get(name, 0) or 0)

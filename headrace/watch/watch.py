@@ -244,8 +244,9 @@ def final_sentence(run: Run) -> str:
     """Return a sentence that says how the run ended and where its model or checkpoints are."""
     steps, is_here = RunWatch(run).step, os.path.isdir(run["run_dir"])
     if run["status"] == "finished":
-        best = RunWatch(run).best
-        chosen = f" of {best}," if best and run["config"].get("load_best_model_at_end") else ""
+        watch = RunWatch(run)
+        best = watch.best
+        chosen = f" of {best}," if watch.is_best_model else ""
         early = f": {best_reason}" if best and (best_reason := str(run.get("reason") or "")) else ""
         fetched = f"is fetched with `headrace download {run['run_id']} --to DIR`"
         where = f"is in {run['run_dir']}/model" if is_here else fetched

@@ -212,6 +212,7 @@ async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending
             run_id=run_id,
             step=training.outflow.saver.saved_step,
             best_step=None if best is None else best.step,
+            chose=training.reporting.leaves_model_of,
             run_log=run_log,
             room=run.room,
             terminate=terminate,

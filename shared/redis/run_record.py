@@ -85,6 +85,8 @@ class Progress(msgspec.Struct, frozen=True):
     """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
     best: BestEvaluation | None = None
     """The best evaluation so far; None if the run does not look for its best checkpoint, or has made none."""
+    model_step: int | None = None
+    """The step whose weights the final model has; None before the run's end."""
     epoch: float = 0.0
     """Passes over the data set so far, such as 1.5, computed from the steps made and the ``steps_before``."""
     num_tokens: int = 0

@@ -101,7 +101,7 @@ async def test_a_run_without_improvement_ends_early_and_its_model_is_the_best_ch
     run_dir, found = tmp_path / "run", await record(redis)
     assert (found.status, found.reason) == ("finished", EARLY)
     assert found.progress.best == BestEvaluation(4, "eval_reward", 0.75, num_without_improvement=2)
-    assert found.progress.step == 8
+    assert (found.progress.step, found.progress.model_step) == (8, 4)
     evaluations = json_lines(run_dir / "evaluations.jsonl")
     assert {line["step"]: line["eval_reward"] for line in evaluations} == REWARD_AT
     for line in evaluations:

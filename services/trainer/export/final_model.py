@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from services.trainer.checkpoints.checkpoint import checkpoint_path
+from services.trainer.checkpoints.checkpoint import checkpoint_path, step_of
 from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.disk_room import Room
 from services.trainer.export import hub
@@ -36,6 +36,7 @@ async def leave_model(
     run_id: str,
     step: int,
     best_step: int | None = None,
+    chose: Callable[[int], None],
     run_log: RunLog,
     room: Room,
     terminate: asyncio.Event,
@@ -49,6 +50,7 @@ async def leave_model(
         step: Step of the last checkpoint, written a moment ago.
         best_step: Step of the best checkpoint if the model is to have its weights. If it is damaged, the last one is
             exported, with a warning.
+        chose: Called with the step whose weights the model gets.
         run_log: Records where the model is and why an upload failed.
         room: Repeats the export while the disk is full.
         terminate: Set when this process is asked to end. The upload is then abandoned, and begun again after a restart.
@@ -61,6 +63,7 @@ async def leave_model(
         OSError: The model could not be written.
     """
     checkpoint, warning = await _chosen(files.checkpoints, step, config, best_step=best_step, run_log=run_log)
+    chose(step_of(checkpoint))
     wanted = config.hub_model_id or config.name or run_id
 
     async def export(title: str) -> None:

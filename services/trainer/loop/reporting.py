@@ -93,6 +93,7 @@ class Reporting:
         self._length = length
         self._num_rows = num_rows
         self._best = best
+        self._model_step: int | None = None
         self._waiting = Waiting("work", "the first push")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._arrivals = RecentRate()
@@ -103,6 +104,10 @@ class Reporting:
     def waits_for(self, what: Waiting | str) -> None:
         """Set the reason for waiting that the next progress reports show; empty if the run does not wait."""
         self._waiting = Waiting("work", what) if isinstance(what, str) else what
+
+    def leaves_model_of(self, step: int) -> None:
+        """Set the step of the final model's weights, which the next progress reports have."""
+        self._model_step = step
 
     async def write_progress_for_ever(self) -> None:
         """Write the run's progress about once a second."""
@@ -136,6 +141,7 @@ class Reporting:
             is_ending=self._is_ending(),
             disk_full=self._run.room.missing,
             best=None if self._best is None else self._best.seen(),
+            model_step=self._model_step,
             epoch=num_groups / self._num_rows,
             num_tokens=int(self.seen_tokens),
             updated_at_s=time.time(),

@@ -116,6 +116,18 @@ def test_a_run_that_ended_early_says_why_and_whose_weights_its_model_has() -> No
     )
 
 
+def test_a_model_that_has_the_last_weights_instead_of_the_best_is_not_said_to_be_the_best() -> None:
+    best = {"step": 1, "metric": "eval_reward", "value": 0.75, "num_without_improvement": 1}
+    reason = "the model has the weights of the last step, 2, because the best checkpoint, of step 1, is damaged: x"
+    ended = RUN | {"status": "finished", "started_at_s": 8.0, "ended_at_s": 14.0, "reason": reason}
+    ended |= {"config": {"load_best_model_at_end": True}}
+    for model_step, model in ((2, "the model"), (1, "the model of step 1, eval_reward 0.75,")):
+        run = ended | {"progress": RUN["progress"] | {"best": best, "model_step": model_step}}
+        assert final_sentence(run) == (
+            f"run-a finished after 2 steps: {reason}; {model} is fetched with `headrace download run-a --to DIR`"
+        )
+
+
 def test_a_run_that_failed_says_why() -> None:
     failed = RUN | {"status": "failed", "reason": "the loss is not finite"}
     with serving(script_of([failed], ROWS)) as api, HeadraceClient(api.url, "k") as client:

@@ -47,6 +47,7 @@ class Run:
         self.config: RunConfig = make_config(model, learning_rate=1e-3, **settings)
         self.files = RunFiles(root / RUN_ID)
         self.best_step: int | None = None
+        self.chosen_steps: list[int] = []
         self._redis = redis
         self.log = RunLog(redis, keys=RunKeys(RUN_ID), run_dir=self.files.run_dir)
         (self.files.run_dir / "config.json").write_text(json.dumps(self.config.model_dump(mode="json")))
@@ -63,6 +64,7 @@ class Run:
             run_id=RUN_ID,
             step=1,
             best_step=self.best_step,
+            chose=self.chosen_steps.append,
             run_log=self.log,
             room=Room(),
             terminate=terminate or asyncio.Event(),
@@ -103,6 +105,7 @@ async def test_a_best_checkpoint_that_is_damaged_or_was_not_found_is_replaced_by
     )
     run.best_step = 1
     assert await run.end() == ""
+    assert run.chosen_steps == [1, 1, 1]
 
 
 async def test_the_model_is_uploaded_with_its_card_and_what_was_uploaded_loads(
