@@ -18,6 +18,9 @@ from shared.run_options.data import DatasetSource
 _BOM = b"\xef\xbb\xbf"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 """Files of ``Dataset.save_to_disk`` and of ``DatasetDict.save_to_disk``."""
+_HEXADECIMAL = r"^\s*0[xX]"
+_MORE_DIGITS_THAN_A_FLOAT = r"^\s*[+-]?0*[1-9][0-9]{15,}\s*$"
+"""A float keeps 15 digits of every whole number."""
 
 
 def is_saved_to_disk(path: Path) -> bool:
@@ -215,7 +218,10 @@ def _parquet(file: BinaryIO) -> Any:
 
 
 def _csv(file: BinaryIO) -> Any:
-    """Return a CSV file as a pyarrow table: numbers, booleans and nulls as in the datasets library, others as text."""
+    """Return a CSV file as a pyarrow table: numbers, booleans and nulls as in the datasets library, others as text.
+
+    Numbers of a column that pyarrow would change, because they are hexadecimal or have too many digits, are text, too.
+    """
     import pyarrow
     from pyarrow import csv
 
@@ -237,8 +243,23 @@ def _csv(file: BinaryIO) -> Any:
         of_csv.read_csv(file, parse_options=parsing, read_options=of_csv.ReadOptions(use_threads=False))
         raise
     kinds = of_types.types
-    texts = [of.name for of in table.schema if kinds.is_temporal(of.type) or kinds.is_binary(of.type)]
-    return read(dict.fromkeys(texts, of_types.string())) if texts else table
+    others = [of.name for of in table.schema if not (kinds.is_boolean(of.type) or kinds.is_null(of.type))]
+    texts = read(dict.fromkeys(others, of_types.string())) if others else table
+    for index, column in enumerate(table.schema):
+        if column.name in others and _stays_text(column.type, texts.column(index)):
+            table = table.set_column(index, column.name, texts.column(index))
+    return table
+
+
+def _stays_text(kind: Any, texts: Any) -> bool:
+    """Whether a column of a CSV file is read as text although pyarrow sees a type in all of its ``texts``."""
+    from pyarrow import compute, types
+
+    kinds, computed = cast(Any, types), cast(Any, compute)
+    if kinds.is_integer(kind) or kinds.is_floating(kind):
+        pattern = _HEXADECIMAL if kinds.is_integer(kind) else _MORE_DIGITS_THAN_A_FLOAT
+        return bool(computed.any(computed.match_substring_regex(texts, pattern)).as_py())
+    return bool(kinds.is_temporal(kind) or kinds.is_binary(kind))
 
 
 def _arrow(path: Path, field: str, roots: FileRoots | None) -> Any:

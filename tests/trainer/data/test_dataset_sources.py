@@ -403,38 +403,6 @@ def prompts(run: RunConfig) -> list[Any]:
     return [dataset.row_at(number).prompt for number in range(len(dataset))]
 
 
-def test_a_csv_file_is_a_table_with_the_types_that_datasets_finds_in_it(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    path.write_text('prompt,answer,score\n"two\nlines, and a comma",4,0.5\nb,,1\n')
-    dataset = open_dataset(config(str(path)))
-    rows = [dataset.row_at(number) for number in range(len(dataset))]
-    assert [row.prompt for row in rows] == ["two\nlines, and a comma", "b"]
-    assert [row.columns for row in rows] == [{"answer": 4, "score": 0.5}, {"answer": None, "score": 1.0}]
-
-
-def test_times_and_dates_in_a_csv_file_stay_texts_and_other_encodings_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    path.write_text("prompt,answer,day\na,12:30,2020-01-01\n")
-    assert open_dataset(config(str(path))).row_at(0).columns == {"answer": "12:30", "day": "2020-01-01"}
-    path.write_bytes("prompt,answer\ncafé,1\n".encode("latin-1"))
-    with pytest.raises(UserError, match="invalid UTF8 data; save it as UTF-8"):
-        open_dataset(config(str(path)))
-
-
-def test_a_csv_file_with_rows_of_different_length_is_explained(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    path.write_text("prompt,answer\na,1\nb,2,3\n")
-    with pytest.raises(UserError, match=r"cannot be read as CSV: .*Row #3: Expected 2 columns, got 3"):
-        open_dataset(config(str(path)))
-
-
-def test_a_csv_file_with_another_separator_is_explained(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    path.write_text("prompt;answer\na;1\n")
-    (found,) = check_dataset(config(str(path))).sources
-    assert "the separator seems to be ';'; separate the columns with commas" in found.first_bad
-
-
 def test_directories_of_save_to_disk_are_data_sets(tmp_path: Path) -> None:
     of_rows: Any = cast(Any, datasets.Dataset).from_list
     train, test = of_rows([{"prompt": "a"}, {"prompt": "b"}]), of_rows([{"prompt": "c"}])
