@@ -35,16 +35,22 @@ class OwnCode:
         self._environments = _own(*map(_factories, (settings.get("environment_factory"), script.environment_factory)))
         self._known_pause: float | None = None
 
-    def check_columns(self, data: Any, client: HeadraceClient) -> None:
-        """Check that the training data has every column that the script's reward functions ask for.
+    def check_columns(self, script: Script, client: HeadraceClient) -> None:
+        """Check that the data of a training have every column that the script's reward functions ask for.
 
         Args:
-            data: The trainer's ``train_dataset``. If a column is not found in it, the services check the data.
+            script: The trainer's arguments. If a column is not found in its data sets, the services check the data.
             client: A client of the run API.
 
         Raises:
-            ArgumentError: A function asks for a column that the data does not have.
+            ArgumentError: A function asks for a column that ``train_dataset``, or ``eval_dataset`` if it is used, does
+                not have.
         """
+        self._check_columns(script.train_dataset, client, what="train_dataset", derived="columns")
+        if "eval_dataset_name" in self._settings:
+            self._check_columns(script.eval_dataset, client, what="eval_dataset", derived="eval_columns")
+
+    def _check_columns(self, data: Any, client: HeadraceClient, *, what: str, derived: str) -> None:
         kwargs: Mapping[str, Mapping[str, Any]] = self._settings.get("reward_kwargs") or {}
         asked = [
             (name, column)
@@ -56,11 +62,11 @@ class OwnCode:
         if all(column in there for _, column in asked):
             return
         with contextlib.suppress(HeadraceApiError):  # the submit is refused for the same reason
-            there = client.check(self._settings).derived.get("columns", [])
+            there = client.check(self._settings).derived.get(derived, [])
             for name, column in asked:
                 if there and column not in there:
                     raise ArgumentError(
-                        f"the reward function {self._plain(name)} asks for the column {column}, which train_dataset "
+                        f"the reward function {self._plain(name)} asks for the column {column}, which {what} "
                         f"does not have; it has {', '.join(there)}. Add the column, or give the argument a default"
                     )
 

@@ -223,7 +223,7 @@ class ScriptRun:
         script = self._script()
         settings, notes = self._settings(script, source, model=model)
         self._own_code = OwnCode(script, without_beginning(settings))
-        self._own_code.check_columns(script.train_dataset, client)
+        self._own_code.check_columns(script, client)
         if earlier is not None:
             if has_made_all_steps(client, earlier, settings):
                 say(f"note: {earlier['run_id']} has made all its steps: nothing is left to train")

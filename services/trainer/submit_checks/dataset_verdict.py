@@ -74,6 +74,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
         ]
     if summary.evaluation is not None:
         derived["eval_prompts"] = min(summary.evaluation.num_rows, config.max_eval_prompts)
+        derived["eval_columns"] = sorted((config.prompt_column, *map(str, summary.evaluation.columns)))
     return Checked(warnings=warnings, derived=derived)
 
 

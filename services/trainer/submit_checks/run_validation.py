@@ -138,8 +138,13 @@ class RunValidator:
         warnings = [warning for result in checked for warning in result.warnings]
         warnings += await self._same_name(config.name)
         derived = dataset.result().derived
+        needs = rewards.result().needs
         if config.max_steps != 0:  # else the run only evaluates, on other rows
-            warnings += _missing_columns(rewards.result().needs, derived["columns"])
+            warnings += _missing_columns(needs, derived["columns"], of="dataset", fails="for every group")
+        if "eval_columns" in derived:
+            warnings += _missing_columns(
+                needs, derived["eval_columns"], of="evaluation set", fails="in every evaluation"
+            )
         if beginning is not None:
             derived["begins_from"] = beginning.in_words()
         return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)
@@ -272,10 +277,10 @@ def _not_a_place(source: DatasetSource) -> str:
     )
 
 
-def _missing_columns(needs: list[RewardNeeds], columns: list[str]) -> list[str]:
+def _missing_columns(needs: list[RewardNeeds], columns: list[str], *, of: str, fails: str) -> list[str]:
     return [
-        f"the reward function {need.name} asks for the column {missing}, which the dataset does not have: it will fail "
-        "for every group. Add the column, give the value in reward_kwargs, or give the argument a default"
+        f"the reward function {need.name} asks for the column {missing}, which the {of} does not have: it will fail "
+        f"{fails}. Add the column, give the value in reward_kwargs, or give the argument a default"
         for need in needs
         for missing in need.missing(columns)
     ]

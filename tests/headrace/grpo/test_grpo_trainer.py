@@ -368,13 +368,15 @@ def needs_a_solution(completions: list[str], solution: list[str]) -> list[float]
 
 
 @pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("lacks", ["train_dataset", "eval_dataset"])
 def test_a_column_that_a_function_asks_for_and_that_is_missing_is_an_error_before_there_is_a_run(
-    trainer: Callable[..., GRPOTrainer], tmp_path: Path, is_named: bool
+    trainer: Callable[..., GRPOTrainer], tmp_path: Path, lacks: str, is_named: bool
 ) -> None:
-    file = tmp_path / "rows.parquet"
+    file, full = tmp_path / "rows.parquet", ROWS.rename_column("answer", "solution")
     ROWS.to_parquet(str(file))
-    script = trainer(reward_funcs=needs_a_solution, train_dataset=str(file) if is_named else ROWS)
-    with pytest.raises(ArgumentError, match="needs_a_solution asks for the column solution, which train_dataset"):
+    data = {"train_dataset": full, "eval_dataset": full.select([0]), lacks: str(file) if is_named else ROWS}
+    script = trainer(reward_funcs=needs_a_solution, options={"eval_strategy": "steps", "eval_steps": 1}, **data)
+    with pytest.raises(ArgumentError, match=f"needs_a_solution asks for the column solution, which {lacks}"):
         script.train()
     assert script.run is None
 

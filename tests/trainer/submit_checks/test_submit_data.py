@@ -231,7 +231,23 @@ async def test_a_missing_column_is_refused_with_the_existing_columns(client: htt
     held_out = Path(run["dataset_name"]).with_name("held-out.jsonl")
     shutil.copyfile(run["dataset_name"], held_out)
     only_evaluates = {"eval_dataset_name": str(held_out), "max_steps": 0, "eval_on_start": True}
-    assert await accepted(client, run | renamed | only_evaluates) == [], "a run that only evaluates scores other rows"
+    (missing,) = await accepted(client, run | renamed | only_evaluates)
+    assert "accuracy_reward asks for the column solution, which the evaluation set does not have" in missing
+    assert "it will fail in every evaluation" in missing
+
+
+async def test_a_missing_column_of_the_evaluation_set_is_a_warning(
+    client: httpx.AsyncClient, run: Run, tmp_path: Path
+) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text('{"prompt": "3 + 3 =", "target": "6"}\n')
+    evaluating = run | {"eval_dataset_name": str(held_out), "eval_steps": 1}
+    (missing,) = await accepted(client, evaluating)
+    assert "accuracy_reward asks for the column solution, which the evaluation set does not have" in missing
+    only_evaluates = {"max_steps": 0, "eval_on_start": True, "eval_steps": None}
+    assert await accepted(client, evaluating | only_evaluates) == [missing]
+    held_out.write_text('{"prompt": "3 + 3 =", "solution": "6"}\n')
+    assert await accepted(client, evaluating) == []
 
 
 async def test_a_name_that_renames_nothing_is_a_warning(client: httpx.AsyncClient, run: Run) -> None:
