@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from services.trainer.data.row_format import RowFormat
 from services.trainer.data.row_source import BadRowError
-from services.trainer.data.row_stream import Block, FirstRows, RowStream, first_rows
+from services.trainer.data.row_stream import Block, FirstRows, RowStream
 from shared.errors import UserError
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
@@ -86,10 +86,12 @@ class StreamedDataset:
         self._stream, self._source, self._positions, self._wait = stream, source, positions, wait
         self._size, self._seed, self._shuffle = config.shuffle_buffer_size, config.seed, config.shuffle_dataset
         self._format = RowFormat.of(config, source)
-        first = first_rows(stream, source, count=self._size, field="dataset_name")
-        self.columns = tuple(self._format.columns_of(first.columns()))
+        first = self._read_patiently(_Start(0, 0, None))
+        if not first.rows:
+            raise UserError(f"the dataset {source.path} has no rows", field="dataset_name")
+        self.columns = tuple(self._format.columns_of(FirstRows(first).columns()))
         """The columns of the first block, which every row has, with null where it lacks one."""
-        self._blocks: OrderedDict[int, Block] = OrderedDict({0: first.block})
+        self._blocks: OrderedDict[int, Block] = OrderedDict({0: first})
         self._starts = self._kept_starts()
         self._order = lru_cache(maxsize=_BLOCKS_IN_MEMORY)(self._shuffled)
         self._lock = threading.Lock()

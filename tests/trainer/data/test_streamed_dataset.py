@@ -38,16 +38,16 @@ def json_lines(directory: Path, count: int = NUM_ROWS) -> Path:
 
 
 class CountedStream:
-    """Rows in memory, whose state is the number of rows before; fails a given number of times first."""
+    """Rows in memory, whose state is the number of rows before; fails a given number of times after ``good`` reads."""
 
-    def __init__(self, content: list[Any], *, failures: int = 0) -> None:
+    def __init__(self, content: list[Any], *, failures: int = 0, good: int = 1) -> None:
         self.asked: list[int] = []
-        self._content, self._failures = content, failures
+        self._content, self._failures, self._good = content, failures, good
 
     def read_block(self, state: Any, size: int) -> Block:
         first = 0 if state is None else int(state)
         self.asked.append(first)
-        if len(self.asked) > 1 and self._failures > 0:
+        if len(self.asked) > self._good and self._failures > 0:
             self._failures -= 1
             raise OSError("no route to host")
         found = self._content[first : first + size]
@@ -121,6 +121,13 @@ def test_a_block_that_cannot_be_read_is_tried_again() -> None:
     assert prompts(dataset, range(NUM_ROWS)) == prompts(streamed(CountedStream(rows())), range(NUM_ROWS))
     with pytest.raises(UserError, match=r"d\.jsonl cannot be read from row 4 on: no route to host"):
         streamed(CountedStream(rows(), failures=5)).row_at(BLOCK)
+
+
+def test_the_first_block_is_tried_again_too() -> None:
+    dataset = streamed(CountedStream(rows(), failures=4, good=0))
+    assert prompts(dataset, range(NUM_ROWS)) == prompts(streamed(CountedStream(rows())), range(NUM_ROWS))
+    with pytest.raises(UserError, match=r"d\.jsonl cannot be read from row 0 on: no route to host"):
+        streamed(CountedStream(rows(), failures=5, good=0))
 
 
 def test_a_data_set_that_lost_its_rows_ends_the_run() -> None:
