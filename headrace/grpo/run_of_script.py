@@ -32,6 +32,11 @@ _ABOUT_STEPS = (
 """Beginnings of options that have no meaning without steps."""
 _OF_A_TRAINING = ("push_to_hub", "hub_", "report_to", "project", "log_completions")
 """Beginnings of options about what a training shows and publishes."""
+_FIRST_ROWS_AGAIN = (
+    "train_dataset: has no length, so a file of its first rows was written, as many as all steps need. A run that "
+    "continues another one with another number of rows begins with the first row again; a list or a datasets.Dataset "
+    "goes on with the rows that were not trained"
+)
 _TABLES = ("vllm", "reward_kwargs")
 """Settings with entries of which TRL's options, or the objects of a script, may give some."""
 _READ_LOGGING_STEPS = ("report_to", "log_completions")
@@ -75,7 +80,10 @@ def training_settings(
             return script.model.weights_for_run(inputs)
         return Weights(script.model.given_for_run(inputs) if model is None else model)
 
-    return settings_with_weights(script, files, weights, callbacks=callbacks, source=source)
+    settings, notes = settings_with_weights(script, files, weights, callbacks=callbacks, source=source)
+    keeps_rows = begins_from is not None and not settings.get("ignore_data_skip")
+    is_endless = not isinstance(script.train_dataset, str) and _num_rows(script.train_dataset) is None
+    return settings, [*notes, _FIRST_ROWS_AGAIN] if keeps_rows and is_endless else notes
 
 
 def settings_with_weights(

@@ -359,6 +359,17 @@ def test_evaluations_on_their_own_have_the_samples_and_the_rows_that_were_chosen
     assert num_rows(settings["eval_dataset_name"]) == 300
 
 
+def test_a_continued_run_on_rows_without_a_length_says_with_which_row_it_begins(files: Files) -> None:
+    endless = ({"prompt": str(number)} for number in itertools.count())
+    script = replace(make_script(max_steps=4), train_dataset=endless)
+    anew, continued = (training_settings(script, files, source=source)[1] for source in (None, "run-a"))
+    (note,) = set(continued) - set(anew)
+    assert "begins with the first row again" in note
+    skipping = replace(make_script(max_steps=4, ignore_data_skip=True), train_dataset=endless)
+    for unaffected in (skipping, make_script(max_steps=4)):
+        assert note not in training_settings(unaffected, files, source="run-a")[1]
+
+
 def test_what_changed_between_two_evaluations_is_written_anew(files: Files) -> None:
     rows, threshold = [{"prompt": "a"}], [1]
 
