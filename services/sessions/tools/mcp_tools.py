@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -33,11 +33,16 @@ log = logging.getLogger(__name__)
 
 _MAX_PAGES = 100
 _MAX_SHOWN = 500
+_MAX_ANSWER_BYTES = 16 << 20
+"""Over HTTP, so that a file that the model reads does not fill the service's memory."""
 _GOODBYE_S = 5.0
 _LOCAL_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
 """Codes of the SDK's own errors. Servers may choose the same codes for theirs."""
-_STREAM_ENDED = "SSE stream"
-"""How the SDK's error begins if the answer to one call breaks off, while the connection goes on."""
+_STREAM_ENDED = "SSE stream ended"
+"""How the SDK's error begins if the answer to one call breaks off, while the connection goes on.
+
+If the answer is too large, the error begins in another way, and the call is not repeated.
+"""
 _HTTP_TIMEOUT = httpx2.Timeout(None, connect=5.0)
 """Calls have deadlines of their own."""
 _HTTP_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
@@ -266,18 +271,40 @@ async def _client(server: McpServer, stack: contextlib.AsyncExitStack, *, ending
         if is_in_session and (is_old or response.status_code == HTTPStatus.NOT_FOUND):
             ending.set()
 
+    async def limit(response: httpx2.Response) -> None:
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):  # the SDK limits its events
+            response.stream = _LimitedBody(cast("httpx2.AsyncByteStream", response.stream))
+
     if isinstance(server, HttpServer):
         http = await stack.enter_async_context(
             httpx2.AsyncClient(
-                headers=dict(server.headers),
+                # Without compression, because the limit counts bytes as they arrive.
+                headers={"Accept-Encoding": "identity", **server.headers},
                 timeout=_HTTP_TIMEOUT,
                 limits=_HTTP_LIMITS,
-                event_hooks={"response": [end_with_session]},
+                event_hooks={"response": [end_with_session, limit]},
             )
         )
-        # A larger event than the limit would break the connection, and so all calls.
-        return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=None))
+        return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=_MAX_ANSWER_BYTES))
     return Client(StdioServerParameters(command=server.command, args=server.args, env=dict(server.env), cwd=server.cwd))
+
+
+class _LimitedBody(httpx2.AsyncByteStream):
+    """The body of a response, with an error that the SDK knows after ``_MAX_ANSWER_BYTES``."""
+
+    def __init__(self, body: httpx2.AsyncByteStream) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for part in self._body:
+            num_bytes += len(part)
+            if num_bytes > _MAX_ANSWER_BYTES:
+                raise httpx2.StreamError(f"the answer exceeded the {_MAX_ANSWER_BYTES} byte limit")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
 
 
 async def _listed(client: Client) -> AsyncGenerator[Tool]:

@@ -1,6 +1,7 @@
 """An MCP server with sessions of HTTP, as most servers are. It answers calls as a stream, and forgets sessions if told.
 
-Tools: "long" returns two megabytes, "waits" returns after ``may_return``, and "fails" returns an error.
+Tools: "long" returns two megabytes and "huge" 32 of them, "waits" returns after ``may_return``, and "fails" returns an
+error.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ class McpOverHttp:
     num_sessions: int = 0
     is_busy: bool = False
     """Whether it answers calls with 429, as a gateway does."""
+    answers_json: bool = False
+    """Whether it answers calls with JSON, and not as a stream."""
     session: str = ""
     calls: list[str] = field(default_factory=list[str])
     may_return: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,12 +66,14 @@ class McpOverHttp:
         if "id" not in message:
             return Response(status_code=202)
         answer = {"jsonrpc": "2.0", "id": message["id"], **await self.answer(message)}
+        if self.answers_json:
+            return _as_json(answer)
         return Response(f"event: message\ndata: {json.dumps(answer)}\n\n", media_type="text/event-stream")
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the result or the error of a request."""
         if message["method"] == "tools/list":
-            names = ("long", "waits", "fails")
+            names = ("long", "huge", "waits", "fails")
             return {"result": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}}
         if message["method"] == "ping":
             return {"result": {}}
@@ -78,7 +83,7 @@ class McpOverHttp:
             return {"error": {"code": self.code, "message": "there is no such page"}}
         if tool == "waits":
             await self.may_return.wait()
-        text = "x" * (2 << 20) if tool == "long" else "done"
+        text = {"long": "x" * (2 << 20), "huge": "x" * (32 << 20)}.get(tool, "done")
         return {"result": {"content": [{"type": "text", "text": text}]}}
 
 

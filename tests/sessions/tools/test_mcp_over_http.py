@@ -35,6 +35,20 @@ async def test_a_result_of_megabytes_leaves_other_calls_alone() -> None:
     assert server.calls == ["waits", "long"]
 
 
+@pytest.mark.parametrize("answers_json", [False, True])
+async def test_a_huge_result_is_an_error_for_the_model_and_leaves_other_calls_alone(*, answers_json: bool) -> None:
+    server = McpOverHttp(answers_json=answers_json)
+    async with tools_of(server) as tools:
+        waiting = asyncio.create_task(tools.call("waits", {}))
+        await eventually(lambda: server.calls)
+        with pytest.raises(ToolError, match="exceeded the 16777216 byte limit"):
+            await tools.call("huge", {})
+        server.may_return.set()
+        assert await waiting == "done"
+        assert (await tools.call("long", {})).startswith("x" * MAX_RESULT_CHARS)
+    assert (server.calls, server.num_sessions) == (["waits", "huge", "long"], 1), "the large call is not repeated"
+
+
 async def test_all_calls_are_sent_at_once() -> None:
     server = McpOverHttp()
     async with tools_of(server) as tools:
