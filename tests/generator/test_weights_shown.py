@@ -5,7 +5,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -186,26 +186,42 @@ async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing
         await end_once_it_shows(redis, run_keys, metrics.registry)
 
 
-async def test_a_generator_that_is_cancelled_while_its_run_ends_serves_no_other_run(
-    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_generating, is_ending = asyncio.Event(), asyncio.Event()
+async def generating(
+    redis: Redis,
+    run_keys: RunKeys,
+    settings: GeneratorSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[], Awaitable[None]],
+) -> asyncio.Task[None]:
+    """Start a follower; return it once it generates. It generates until it is cancelled, and ends with `end`."""
+    is_generating = asyncio.Event()
 
     async def generate(_: GenerationLoop) -> None:
         is_generating.set()
         try:
             await asyncio.Event().wait()
         finally:
-            is_ending.set()
-            await asyncio.Event().wait()  # until it is cancelled again
+            await end()
 
     monkeypatch.setattr(GenerationLoop, "run", generate)
     follower, _, _ = follow(redis, settings, monkeypatch)
     task = asyncio.create_task(follower.run(has_cuda=False), name="generator under test")
-    store = RunStore(redis)
-    await store.set_current_run(run_keys.run_id)
+    await RunStore(redis).set_current_run(run_keys.run_id)
     await asyncio.wait_for(is_generating.wait(), 120)
-    await store.set_current_run(None)
+    return task
+
+
+async def test_a_generator_that_is_cancelled_while_its_run_ends_serves_no_other_run(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_ending = asyncio.Event()
+
+    async def end() -> None:
+        is_ending.set()
+        await asyncio.Event().wait()  # until it is cancelled again
+
+    task = await generating(redis, run_keys, settings, monkeypatch, end)
+    await RunStore(redis).set_current_run(None)
     await asyncio.wait_for(is_ending.wait(), 120)
     task.cancel()
     await asyncio.wait({task}, timeout=120)
@@ -215,20 +231,10 @@ async def test_a_generator_that_is_cancelled_while_its_run_ends_serves_no_other_
 async def test_a_generator_that_is_cancelled_as_its_streams_vanish_serves_no_other_run(
     redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_generating = asyncio.Event()
+    async def end() -> None:
+        raise ExceptionGroup("generating", [StateLostError("gone")])
 
-    async def generate(_: GenerationLoop) -> None:
-        is_generating.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise ExceptionGroup("generating", [StateLostError("gone")])
-
-    monkeypatch.setattr(GenerationLoop, "run", generate)
-    follower, _, _ = follow(redis, settings, monkeypatch)
-    task = asyncio.create_task(follower.run(has_cuda=False), name="generator under test")
-    await RunStore(redis).set_current_run(run_keys.run_id)
-    await asyncio.wait_for(is_generating.wait(), 120)
+    task = await generating(redis, run_keys, settings, monkeypatch, end)
     task.cancel()
     await asyncio.wait({task}, timeout=120)
     assert task.cancelled()

@@ -33,7 +33,7 @@ _MAX_COMPARED, _MAX_COMPARED_CHARACTERS = 100, 10_000
 """Prompts, and characters of each text in them, that are compared with the vocabulary."""
 
 _RUST_PANIC = "PanicException"
-"""Name of the exception for a failure inside tokenizers, which cannot be imported. It is no Exception."""
+"""Name of the exception for a failure inside tokenizers. It cannot be imported, and does not derive from Exception."""
 
 TokenCount = Callable[[Prompt], int]
 
