@@ -55,7 +55,9 @@ def leave_word(message: str, *, status: int, is_loss: bool = False) -> None:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = c10d.TCPStore(address, port, None, is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
         word = Word(message[:2000], status, is_loss, time.time())
-        c10d.PrefixStore("words", store).set(os.environ["RANK"], json.dumps(asdict(word)))
+        words = c10d.PrefixStore("words", store)
+        words.set(os.environ["RANK"], json.dumps(asdict(word)))
+        words.check([os.environ["RANK"]])  # waits until the store has the word: it acknowledges no set()
 
 
 class LastWords:

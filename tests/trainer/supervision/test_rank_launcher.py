@@ -29,7 +29,9 @@ def test_only_launchers_of_one_run_meet(run_id: str) -> None:
     first = BoundRendezvous(host="127.0.0.1", port=0, node_rank=0, num_nodes=2, run_id="run-a", timeout_s=120)
     port = int(first.store.port)
     second = BoundRendezvous(host="127.0.0.1", port=port, node_rank=1, num_nodes=2, run_id=run_id, timeout_s=120)
-    first.next_rendezvous().store.set("torchelastic/role_info/0", "x")
+    store = first.next_rendezvous().store
+    store.set("torchelastic/role_info/0", "x")
+    assert store.check(["torchelastic/role_info/0"])  # waits until the store has the key: it acknowledges no set()
     assert second.next_rendezvous().store.check(["torchelastic/role_info/0"]) is (run_id == "run-a")
 
 
