@@ -72,7 +72,10 @@ def _set_up(limits: Limits) -> None:
 
 
 def _send(channel: socket.socket, reply: msgspec.Struct) -> None:
-    send_frame(channel, encode_frame_body(reply))
+    try:
+        send_frame(channel, encode_frame_body(reply))
+    except OSError:  # the service is gone, or does not want this worker any more
+        os._exit(0)
 
 
 def _inspect(request: Inspect, limits: Limits, kind: _Kind) -> msgspec.Struct:

@@ -117,7 +117,10 @@ def receive_frame(channel: socket.socket) -> bytes | None:
 def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
     received = bytearray()
     while len(received) < num_bytes:
-        part = channel.recv(min(1 << 20, num_bytes - len(received)))
+        try:
+            part = channel.recv(min(1 << 20, num_bytes - len(received)))
+        except ConnectionResetError:  # it has left something unread
+            return None
         if not part:
             return None
         received += part

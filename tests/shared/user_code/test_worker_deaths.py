@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -19,7 +21,7 @@ from shared.user_code.call_failure import CallFailure
 from shared.user_code.fork_server import describe_exit
 from shared.user_code.places import Places
 from tests.eventually import eventually
-from tests.rewarder.conftest import LIMITS, TASKS, call_with, is_running, user
+from tests.rewarder.conftest import LIMITS, ROOT, TASKS, call_with, is_running, user
 
 ONE = msgspec.msgpack.encode(call_with("a"))
 KILLED = "it was killed by SIGKILL (if this was not on purpose, the machine or its container ran out of memory; the"
@@ -216,3 +218,26 @@ async def test_an_unexpected_error_in_the_background_is_not_hidden(
 )
 def test_an_exit_code_says_what_happened(exit_code: int, says: str) -> None:
     assert describe_exit(exit_code) == says
+
+
+@pytest.mark.parametrize(
+    "waits", ["", "ours.recv(1, socket.MSG_PEEK)"], ids=["before it is ready", "with its first frame unread"]
+)
+def test_a_worker_whose_service_is_gone_ends_without_a_word(waits: str) -> None:
+    script = f"""
+import socket
+from shared.user_code import fork_server
+from tests.rewarder.conftest import LIMITS, TASKS
+
+ours, theirs = socket.socketpair()
+starting = fork_server.start(theirs, LIMITS, TASKS)
+{waits}
+ours.close()
+worker = starting.result(120)
+assert worker.wait(120)
+print(worker.how_it_ended())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.stdout, done.stderr) == ("it ended with exit status 0\n", "")
