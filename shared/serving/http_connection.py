@@ -10,6 +10,8 @@ sending when its connection closes never reads the answer. For a few seconds its
 
 import asyncio
 import json
+import logging
+import secrets
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -18,6 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shared.serving.http_guard import problem
 from shared.serving.http_limits import HttpLimits
+
+log = logging.getLogger(__name__)
 
 _LINGER_S = 5.0
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
@@ -33,7 +37,7 @@ class Http(H11Protocol):
         """Answer unreadable input with 400, and close the connection: the next request's start cannot be found."""
         cycle = cast("Any", self).cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            detail = "This is not a request in HTTP/1.1, or it could be read in two ways."
+            detail = "This is not a request in HTTP/1.1, its head is too long, or it could be read in two ways."
             self.transport.write(_last_answer(HTTPStatus.BAD_REQUEST, problem(400, "Malformed request", detail)))
         self.transport.close()
 
@@ -227,9 +231,12 @@ def _head_too_slow(timeout_s: float) -> bytes:
 
 
 def _last_answer(status: HTTPStatus, content: dict[str, Any]) -> bytes:
-    body = json.dumps(content).encode()
+    """Return the answer to a request that was not read, and log it: access/request_log.py does not see it."""
+    request_id = secrets.token_hex(8)
+    log.info("[%s] answered %d: %s", request_id, status, content["title"])
+    body = json.dumps({**content, "request_id": request_id}).encode()
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/problem+json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -31,8 +31,21 @@ def hasty(service: ServiceProcess) -> ServiceProcess:
 
 async def test_a_head_that_is_trickled_is_a_408_on_every_port(hasty: ServiceProcess) -> None:
     async with RawClient.to(hasty.port) as client:
-        status, problem = parsed(await client.trickle(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 9000))
+        answer = await client.trickle(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 9000)
+    status, problem = parsed(answer)
     assert (status, problem["title"]) == (408, "Request too slow")
+    assert f"x-request-id: {problem['request_id']}".encode() in answer
+    assert f"[{problem['request_id']}] answered 408" in hasty.log()
+
+
+async def test_a_head_that_is_too_long_is_a_400_with_an_id_that_the_log_has(hasty: ServiceProcess) -> None:
+    async with RawClient.to(hasty.port) as client:
+        await client.send(b"GET /livez?x=" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await client.until_closed()
+    status, problem = parsed(answer)
+    assert (status, problem["title"]) == (400, "Malformed request")
+    assert f"x-request-id: {problem['request_id']}".encode() in answer
+    assert f"[{problem['request_id']}] answered 400" in hasty.log()
 
 
 async def test_a_silent_connection_to_the_port_of_metrics_is_closed(hasty: ServiceProcess) -> None:
