@@ -5,7 +5,7 @@
 
     patch --merge--> config, checked as at submit --> config.json in the run's directory --> record in Redis
 
-A name that is null is removed, and so is an entry of ``metadata`` that is null.
+A name, tags or metadata that are null are removed, and so is an entry of ``metadata`` that is null.
 """
 
 from pathlib import Path
@@ -38,6 +38,8 @@ def _schema() -> dict[str, Any]:
     properties = {name: {key: settings[name][key] for key in settings[name] if key != "default"} for name in EDITABLE}
     kinds = properties["metadata"]["additionalProperties"]["anyOf"]
     properties["metadata"]["additionalProperties"] = {"anyOf": [*kinds, {"type": "null"}]}
+    for name in ("tags", "metadata"):  # the schema of a name has it
+        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

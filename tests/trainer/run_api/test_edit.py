@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.trainer.run_api import edit_route
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Progress, Status
@@ -178,3 +179,12 @@ async def test_a_run_that_was_asked_to_stop_is_not_made_longer(
     assert record is not None
     assert record.config["max_steps"] != 10_000
     assert (await edit(client, run_id, tags=["late"]))["tags"] == ["late"]
+
+
+def test_the_document_says_which_settings_may_be_null() -> None:
+    properties = edit_route._schema()["properties"]  # pyright: ignore[reportPrivateUsage]
+    assert {name for name, schema in properties.items() if {"type": "null"} in schema.get("anyOf", ())} == {
+        "name",
+        "tags",
+        "metadata",
+    }
